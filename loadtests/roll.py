@@ -3,7 +3,7 @@
 `python -m loadtests.roll` starts a real redis-server, eight simulated units, and three gates that all may
 conduct. Users stream through the third. The command tells an orchestrator of the drill to restart the unit.
 
-- `whole`: nothing else happens; `conductor`: the gate that conducts is killed (-9) in the middle;
+- `whole`: nothing else happens; `engine_controller`: the gate that conducts is killed (-9) in the middle;
 - `slow`, `errors`, `wrong`: the new software is four times slower, half of its requests fail, or its answers
   are nonsense.
 
@@ -134,7 +134,7 @@ class Roll:
         out = sum(unit["drained"] or unit["verdict"] not in ("up", "suspect") for unit in units)
         self.most_out = max(self.most_out, out)
 
-    def conductor(self) -> GateProcess | None:
+    def engine_controller(self) -> GateProcess | None:
         """The gate that conducts now."""
         name = self.now().get("conducted_by", "")
         return next((gate for pid, gate in self._pids.items() if f"-{pid}-" in name), None)
@@ -180,7 +180,7 @@ async def part(name: str, users: int) -> list[str]:
 async def _killed(roll: Roll) -> list[str]:
     """Kill the conductor while a unit is at work; what was wrong with that."""
     await until(lambda: any(each["phase"] == "acting" for each in roll.now().get("units", ())), 60.0, 0.02)
-    conductor = await asyncio.to_thread(roll.conductor)
+    conductor = await asyncio.to_thread(roll.engine_controller)
     if conductor is None or conductor is roll.front:
         return ["the gate with the users conducted, so it could not be killed"]
     os.kill(conductor.pid, signal.SIGKILL)

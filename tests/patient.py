@@ -107,7 +107,7 @@ class FakePatient:
     def occupied_until(self, at: float) -> None:
         self.occupied.append(at)
 
-    def heard(self) -> None:
+    def received(self) -> None:
         self.heard_count += 1
 
     def takes_turn(self) -> Use | None:

@@ -92,7 +92,7 @@ class RealtimeSession:
             return
         self._others.add(self)
         gate, request = self._gate, self.request
-        if gate.door is not None and not self._enter(gate.door):
+        if gate.key_check is not None and not self._enter(gate.key_check):
             return
         models = _models(request.target)
         if len(models) > 1:
@@ -114,9 +114,9 @@ class RealtimeSession:
         self.response.model = self.selection.ask.model or ""
         self._find()
 
-    def _enter(self, door: KeyCheck) -> bool:
+    def _enter(self, key_check: KeyCheck) -> bool:
         """Whether the client shows a key that counts."""
-        found = door.identify(self)
+        found = key_check.identify(self)
         if isinstance(found, Failure):
             self._refuse(found)
             return False
@@ -344,13 +344,13 @@ def _with_model(target: bytes, model: str) -> bytes:
 
 def _refusal(status: str, unit: str) -> Failure:
     """What a unit means that does not switch."""
-    told = f"unit {unit} answered {status or 'no HTTP'} to the WebSocket"
+    message = f"unit {unit} answered {status or 'no HTTP'} to the WebSocket"
     if status == "404":
-        return Failure(FailureKind.NOT_SERVED, told)
+        return Failure(FailureKind.NOT_SERVED, message)
     if status in ("429", "503"):
-        return Failure(FailureKind.BUSY, told)
+        return Failure(FailureKind.BUSY, message)
     is_clients = status.startswith("4")
-    return Failure(FailureKind.BAD_REQUEST if is_clients else FailureKind.UNIT_ERROR, told)
+    return Failure(FailureKind.BAD_REQUEST if is_clients else FailureKind.UNIT_ERROR, message)
 
 
 # Bytes of a WebSocket, passed on as they come, with each side's backpressure mirrored to the other.

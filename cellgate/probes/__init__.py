@@ -12,14 +12,14 @@ from cellgate.probes.fault_status import FaultStatus
 from cellgate.probes.grpc_health import GrpcProbe
 from cellgate.probes.known_answer import KnownAnswer
 from cellgate.probes.nodes import HttpProbe, NodeProbe, TcpProbe
-from cellgate.probes.readiness import GateHealth, QuiescenceProbe, Readiness
+from cellgate.probes.readiness import GateHealth, PauseProbe, Readiness
 from cellgate.probes.served import EngineVersion, ModelList
 
 PROBES: dict[str, type[Probe]] = {
     "readiness": Readiness,
     "models": ModelList,
     "engine_metrics": EngineMetrics,
-    "quiescence": QuiescenceProbe,
+    "quiescence": PauseProbe,
     "fault_status": FaultStatus,
     "canary": Canary,
     "version": EngineVersion,

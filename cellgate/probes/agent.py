@@ -42,7 +42,7 @@ SETTLE_S = 3.0
 """Processes that match a pattern are needed once no new one has started for this long."""
 PATIENCE_S = 10.0
 """After this long those that have settled are needed, even if others still start and end."""
-DOUBT_S = 60.0
+DISTRUST_S = 60.0
 """A process that is gone for this long while the others run may be a helper: canaries then decide."""
 COUNT_FILES_S = 5.0
 NEEDED_MAX = 256
@@ -511,7 +511,7 @@ class ProcessWatch:
         """
         survivors = {ProcessKey(n.pid, n.start) for n in self._needed if n.state not in _LOST}
         lost_at = min((n.alive_at for n in self._needed if n.state in _LOST), default=0.0)
-        if self._needed and (not survivors or now - lost_at >= DOUBT_S):
+        if self._needed and (not survivors or now - lost_at >= DISTRUST_S):
             self._counts = [1] * len(self._targets)
         try:
             commands = self._proc.commands()
@@ -547,9 +547,9 @@ class ProcessWatch:
         for index, target in enumerate(self._targets):
             if len(found[index]) < self._counts[index]:
                 return target.missing
-        patient = now - min(self._matched_at.values()) < PATIENCE_S
+        has_waited = now - min(self._matched_at.values()) < PATIENCE_S
         short = any(len(keys & settled) < self._counts[index] for index, keys in enumerate(found))
-        if short or (patient and len(settled) < len(self._matched_at)):
+        if short or (has_waited and len(settled) < len(self._matched_at)):
             return f"the processes asked for run; waiting until no new one has started for {SETTLE_S:g} s"
         if len(settled) > NEEDED_MAX:
             return f"{len(settled)} processes match, which is too many: use a narrower pattern"
@@ -625,8 +625,8 @@ def flags_of(argv: Sequence[str], key: bytes) -> dict[str, str]:
             found.setdefault(current or f"argument {count}", []).append(word)
         if len(found) > FLAGS_MAX:
             break
-    told = {name: _hidden(name, " ".join(values), key) for name, values in found.items()}
-    return {"program": program[:SAID_MAX], **told} if argv else {}
+    document = {name: _hidden(name, " ".join(values), key) for name, values in found.items()}
+    return {"program": program[:SAID_MAX], **document} if argv else {}
 
 
 def _program_of(argv: Sequence[str]) -> tuple[str, Sequence[str]]:
@@ -823,7 +823,7 @@ class Reporter:
     def ask(self, client: Client, *, of_ranks: bool) -> None:
         """Send a report to a client, or 503 if there is none within REPORT_S."""
         self._asking[client] = of_ranks
-        asyncio.get_running_loop().call_later(REPORT_S, self._give_up, client)
+        asyncio.get_running_loop().call_later(REPORT_S, self._abort, client)
         if not self._is_composing:
             self._begin(of_ranks)
 
@@ -851,7 +851,7 @@ class Reporter:
         if self._asking:
             self._begin(True)
 
-    def _give_up(self, client: Client) -> None:
+    def _abort(self, client: Client) -> None:
         if self._asking.pop(client, None) is not None:
             client.reply(503, {"error": f"the report is not ready after {REPORT_S:g} s"})
 
@@ -946,8 +946,8 @@ class Client(asyncio.Protocol):
             self._refuse(405, "use GET")
         elif words[1] == b"/healthz":
             status = self._agent.status
-            told = {"state": status.state, "reason": status.reason, "epoch": status.epoch}
-            self.reply(200 if status.state == "ok" else 503, told)
+            document = {"state": status.state, "reason": status.reason, "epoch": status.epoch}
+            self.reply(200 if status.state == "ok" else 503, document)
         elif words[1] not in (b"/watch", b"/report", b"/report?ranks"):
             self._refuse(404, "unknown path; use GET /healthz, GET /watch or GET /report")
         elif not self._agent.admits(lines[1:]):
@@ -964,11 +964,11 @@ class Client(asyncio.Protocol):
     def _refuse(self, status: int, reason: str) -> None:
         self.reply(status, {"error": reason})
 
-    def reply(self, status: int, told: dict[str, Any]) -> None:
+    def reply(self, status: int, document: dict[str, Any]) -> None:
         """Answer with JSON, and close; nothing to a client that has left."""
         if self.transport.is_closing():
             return
-        body = json.dumps(told).encode() + b"\n"
+        body = json.dumps(document).encode() + b"\n"
         head = f"HTTP/1.1 {status} {_STATUSES[status]}\r\nContent-Type: application/json\r\n"
         head += f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
         self.transport.write(head.encode() + body)

@@ -98,7 +98,7 @@ class AgentLink:
 
     async def look(self, context: ProbeContext) -> AsyncGenerator[Finding, None]:
         """The agent's reports until it is lost, and then the reason."""
-        stream = AgentStream(context.heard, SILENCE_S)
+        stream = AgentStream(context.received, SILENCE_S)
         ending: Evidence | None
         try:
             async with context.net.follow(
@@ -108,7 +108,7 @@ class AgentLink:
                     for evidence in self._hear(context, message):
                         yield evidence
         except (FetchError, AgentLostError) as error:
-            ending = self._lose(context, error)
+            ending = self._fail(context, error)
         except NotAnAgentError as error:
             ending = self._shun(context, error)
         finally:
@@ -137,7 +137,7 @@ class AgentLink:
             notes[_PRESSED_AT] = context.now()
         return found
 
-    def _lose(self, context: ProbeContext, error: FetchError | AgentLostError) -> Evidence | None:
+    def _fail(self, context: ProbeContext, error: FetchError | AgentLostError) -> Evidence | None:
         """A loss is bad evidence once; later reports of the same loss are neutral."""
         notes, now = context.notes, context.now()
         notes[_FAILURES] = failures = min(notes.get(_FAILURES, 0) + 1, _FAILURES_MAX)
@@ -225,11 +225,11 @@ class AgentMessage(NamedTuple):
 class AgentStream:
     """The stream of an agent: the `Listener` of its reply, and an async iterator of its messages.
 
-    It ends by AgentLostError or NotAnAgentError. `heard` is called with each message and beat.
+    It ends by AgentLostError or NotAnAgentError. `received` is called with each message and beat.
     """
 
-    def __init__(self, heard: Callable[[], None], silence_s: float) -> None:
-        self._heard = heard
+    def __init__(self, received: Callable[[], None], silence_s: float) -> None:
+        self._received = received
         self._silence_s = silence_s
         self._line = bytearray()
         self._is_agent = False
@@ -239,13 +239,13 @@ class AgentStream:
         self._ending: Exception | None = None
         self._news = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
-        self._heard_at = 0.0
+        self._received_at = 0.0
         self._is_confirming = False
 
     def __aiter__(self) -> Self:
         """From now on a missing heartbeat counts."""
-        self._heard_at = _now()
-        self._arm(self._heard_at + self._silence_s)
+        self._received_at = _now()
+        self._arm(self._received_at + self._silence_s)
         return self
 
     async def __anext__(self) -> AgentMessage:
@@ -279,7 +279,7 @@ class AgentStream:
         try:
             if part == _BEAT and self._is_agent and not self._line:
                 self._count_beat()
-                self._note_heard()
+                self._note_received()
             else:
                 self._take_lines(part)
         except (AgentLostError, NotAnAgentError) as error:
@@ -302,7 +302,7 @@ class AgentStream:
                 self._messages.append(self._read(line))
                 self._news.set()
             self._is_agent = True
-            self._note_heard()
+            self._note_received()
 
     def _read(self, line: bytearray) -> AgentMessage:
         try:
@@ -345,9 +345,9 @@ class AgentStream:
 
     # Missing heartbeats, and the end
 
-    def _note_heard(self) -> None:
-        self._heard_at = _now()
-        self._heard()
+    def _note_received(self) -> None:
+        self._received_at = _now()
+        self._received()
 
     def _arm(self, at: float) -> None:
         self._timer = asyncio.get_running_loop().call_at(at, self._check, at)
@@ -356,7 +356,7 @@ class AgentStream:
         """One timer for each connection: it is not moved with each heartbeat, but checks when the last one
         came.
         """
-        now, silent_at = _now(), self._heard_at + self._silence_s
+        now, silent_at = _now(), self._received_at + self._silence_s
         if now < silent_at:
             self._is_confirming = False
             self._arm(silent_at)
@@ -366,7 +366,7 @@ class AgentStream:
             self._is_confirming = True
             self._arm(now + CONFIRM_S)
         else:
-            self._end(AgentLostError(f"it has sent nothing for {now - self._heard_at:.2f} s"))
+            self._end(AgentLostError(f"it has sent nothing for {now - self._received_at:.2f} s"))
 
     def _end(self, ending: Exception) -> None:
         if self._ending is None:

@@ -302,7 +302,7 @@ class ProbeContext(Protocol):
         """A short unique id, for request ids and uncachable prompts."""
         ...
 
-    def heard(self) -> None:
+    def received(self) -> None:
         """Record that something of the unit answered. A fetch does that by itself."""
         ...
 

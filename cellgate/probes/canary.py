@@ -176,7 +176,7 @@ class Canary:
                 for finding in await ask_served(context, timeout_s):
                     model = _first(finding) if isinstance(finding, Models) else model
                     yield finding
-            fate = await _fly_each(context, model, timeout_s)
+            judged = await _fly_each(context, model, timeout_s)
         except FetchError as error:
             timed_out = error.trouble is Trouble.TIMEOUT
             # A unit that has restarted meanwhile may need longer than this timeout.
@@ -188,24 +188,24 @@ class Canary:
             )
             is_unseen = timed_out and not context.is_seen_still
             within = f" within {context.now() - asked_at:.3g} s" if timed_out else ""
-            fate = _Fate(*_weigh(error.trouble, excused=excused), f"no token{within}: {error}")
+            judged = _Finding(*_weigh(error.trouble, excused=excused), f"no token{within}: {error}")
         context.notes[_TIMEOUTS] = _timeouts(context) + 1 if timed_out else 0
         is_outrun = timed_out and was_idle and context.in_flight == 0 and context.progress_at > progress_at
         context.notes[_OUTRUN] = context.notes.get(_OUTRUN, 0) + 1 if is_outrun else 0
         if context.restarted != restarted:
             # Perhaps the process before has answered, in its last moment.
-            fate = _Fate(Sign.NEUTRAL, Strength.WEAK, f"{fate.reason}; but the unit has restarted meanwhile")
+            judged = _Finding(Sign.NEUTRAL, Strength.WEAK, f"{judged.reason}; but the unit has restarted meanwhile")
         # What it is comes before the evidence: a unit that comes up is known.
-        if fate.fingerprint:
-            yield Built(context.unit.name, Build(fate.fingerprint), context.now())
-        if fate.sign is Sign.GOOD and context.verdict in _COMES_UP:
-            async for told in _what_it_is(context):
-                yield told
-        if fate.sign is Sign.GOOD:
+        if judged.fingerprint:
+            yield Built(context.unit.name, Build(judged.fingerprint), context.now())
+        if judged.sign is Sign.GOOD and context.verdict in _COMES_UP:
+            async for reported in _what_it_is(context):
+                yield reported
+        if judged.sign is Sign.GOOD:
             context.answered_beside(asked_at)
         name, now = context.unit.name, context.now()
-        yield fate.evidence(name, now, is_unseen=is_unseen)
-        if is_starting and fate.sign is Sign.GOOD:
+        yield judged.evidence(name, now, is_unseen=is_unseen)
+        if is_starting and judged.sign is Sign.GOOD:
             await self._learn_usual(context, model, now - asked_at)
 
     async def _learn_usual(self, context: ProbeContext, model: str, first_s: float) -> None:
@@ -215,12 +215,12 @@ class Canary:
         asked_at, least_s = context.now(), IN_LINE * context.rules.canary_timeout_s
         with suppress(FetchError):
             deadline = asked_at + max(context.rules.canary_timeout_s, 2.0 * first_s)
-            fate = await _fly(context, _Kind(model=model), deadline)
+            judged = await _fly(context, _Kind(model=model), deadline)
             took_s, usual = (
                 min(context.now() - asked_at, first_s),
                 context.notes.setdefault(_USUAL_S_NOTE, {}),
             )
-            if fate.sign is Sign.GOOD and not usual and took_s > least_s:
+            if judged.sign is Sign.GOOD and not usual and took_s > least_s:
                 # Clients came meanwhile; but it took as long before any did.
                 usual[context.notes[_API][0]] = took_s
 
@@ -246,7 +246,7 @@ class _AloneError(FetchError):
     """No answer in time, while the unit answered others that came later."""
 
 
-class _Fate(NamedTuple):
+class _Finding(NamedTuple):
     """The result of a canary."""
 
     sign: Sign
@@ -339,17 +339,17 @@ def _first(models: Models) -> str:
     return next((name for name in models.names if name not in models.bases), "")
 
 
-async def _fly_each(context: ProbeContext, model: str, timeout_s: float) -> _Fate:
+async def _fly_each(context: ProbeContext, model: str, timeout_s: float) -> _Finding:
     """Ask for each kind that is to be asked for: the worst of what comes of it. Raises FetchError."""
     waiting = context.takes_turn()
     loaded = await _loaded(context, timeout_s)
     if loaded is not None and not loaded:
         return await _by_pages(context, "it has no model loaded, and a canary loads none", timeout_s)
-    passed, fates = set[_Kind](), list[_Fate]()
+    passed, fates = set[_Kind](), list[_Finding]()
     for kind in _kinds(context, model, waiting, loaded):
         asked_at = context.now()
         try:
-            fate = await _fly(context, kind, asked_at + timeout_s)
+            judged = await _fly(context, kind, asked_at + timeout_s)
         except FetchError as error:
             if error.trouble is not Trouble.TIMEOUT or not kind.api:
                 raise
@@ -358,17 +358,17 @@ async def _fly_each(context: ProbeContext, model: str, timeout_s: float) -> _Fat
                 raise
             context.notes[_HUNG] = kind
             raise _AloneError(error.trouble, f"{kind.word}, while others are answered: {error}") from error
-        if fate.sign is Sign.GOOD:
+        if judged.sign is Sign.GOOD:
             passed.add(kind)
             _served(context).add(kind[:2])
             if context.notes.get(_HUNG) == kind:
                 del context.notes[_HUNG]
-        elif kind.api and fate.is_refusal and not _counts(context, kind):
+        elif kind.api and judged.is_refusal and not _counts(context, kind):
             continue
-        fates.append(fate)
+        fates.append(judged)
     if not fates:
         fates.append(await _fly(context, _Kind(model=model), context.now() + timeout_s))
-    worst = min(fates, key=lambda fate: (fate.sign is not Sign.BAD, fate.sign is not Sign.NEUTRAL))
+    worst = min(fates, key=lambda judged: (judged.sign is not Sign.BAD, judged.sign is not Sign.NEUTRAL))
     is_refused = worst.is_refusal and worst.sign is Sign.NEUTRAL
     context.notes[_REFUSED_NOTE] = context.notes.get(_REFUSED_NOTE, 0) + 1 if is_refused else 0
     return worst
@@ -444,18 +444,18 @@ async def _loaded(context: ProbeContext, timeout_s: float) -> frozenset[str] | N
     return None
 
 
-async def _by_pages(context: ProbeContext, why: str, timeout_s: float) -> _Fate:
+async def _by_pages(context: ProbeContext, why: str, timeout_s: float) -> _Finding:
     """The fate of a unit that no canary can prove: by its readiness and its models. Raises FetchError."""
     for path in (engine(context.engine).ready[0], "/v1/models"):
         reply = await context.fetch("GET", path, timeout_s=timeout_s)
         if reply.status != 200 and not (reply.status in _LACKS and path != "/v1/models"):
-            return _Fate(Sign.NEUTRAL, Strength.WEAK, f"{why}; GET {path}: HTTP {reply.status}")
-    return _Fate(
+            return _Finding(Sign.NEUTRAL, Strength.WEAK, f"{why}; GET {path}: HTTP {reply.status}")
+    return _Finding(
         Sign.GOOD, Strength.STRONG, f"{why}: it is proven by GET {path} and requests of clients alone"
     )
 
 
-async def _fly(context: ProbeContext, kind: _Kind, deadline: float) -> _Fate:
+async def _fly(context: ProbeContext, kind: _Kind, deadline: float) -> _Finding:
     """Request one token until the answer is not busy. Raises FetchError."""
     progress_at, busy_at, has_work = context.progress_at, inf, True
     while True:
@@ -467,21 +467,21 @@ async def _fly(context: ProbeContext, kind: _Kind, deadline: float) -> _Fate:
         # A request that is refused at once is also in flight for a moment; only one that stays is work.
         has_work = has_work and context.in_flight > 0
         if _is_empty_since(context, busy_at):
-            return _Fate(Sign.BAD, Strength.STRONG, f"busy with an empty queue, {_say(done, reply)}")
+            return _Finding(Sign.BAD, Strength.STRONG, f"busy with an empty queue, {_say(done, reply)}")
         if context.now() + ASK_AGAIN_S >= deadline:
             busy_s, moved = context.now() - busy_at, context.progress_at > progress_at
             said = _say(done, reply)
             if has_work and not moved and context.load is not None and context.load.sighted:
                 # This gate had requests there all the time, and an engine that counts its steps counted none.
                 said = f"busy, but without progress for {busy_s:.3g} s, {said}"
-                return _Fate(Sign.BAD, Strength.STRONG, said)
-            return _Fate(Sign.NEUTRAL, Strength.WEAK, f"busy, {said}")
+                return _Finding(Sign.BAD, Strength.STRONG, said)
+            return _Finding(Sign.NEUTRAL, Strength.WEAK, f"busy, {said}")
         await context.pause(ASK_AGAIN_S)
     if not kind.api and context.now() < deadline and _lacks_all(context, [(done, reply)]):
         why = "it serves no API that a canary could ask for"
         return await _by_pages(context, why, max(0.0, deadline - context.now()))
-    fate = _read(context, done, reply)
-    if fate.sign is Sign.GOOD:
+    judged = _read(context, done, reply)
+    if judged.sign is Sign.GOOD:
         if not kind.api:
             context.notes[_API] = done.api, done.model
         context.notes[_RANK] = (_rank(context) or 0) + 1
@@ -491,7 +491,7 @@ async def _fly(context: ProbeContext, kind: _Kind, deadline: float) -> _Fate:
             usual: dict[str, float] = context.notes.setdefault(_USUAL_S_NOTE, {})
             usual_s = usual.get(done.word, context.rules.canary_timeout_s / _USUAL_TIMES)
             usual[done.word] = usual_s + _USUAL_SHARE * (context.now() - asked_at - usual_s)
-    return fate
+    return judged
 
 
 def _lacks_all(context: ProbeContext, tried: Sequence[tuple[_Kind, Reply]]) -> bool:
@@ -615,16 +615,16 @@ def _weigh(trouble: Trouble, *, excused: bool) -> tuple[Sign, Strength]:
     return Sign.BAD, Strength.STRONG
 
 
-def _read(context: ProbeContext, kind: _Kind, reply: Reply) -> _Fate:
+def _read(context: ProbeContext, kind: _Kind, reply: Reply) -> _Finding:
     """The evidence of a reply, with its reason."""
     said = _say(kind, reply)
     if reply.status == 200:
         if wrong := why_no_answer(APIS[kind.api], reply, stream=kind.stream):
             is_empty = wrong == NOTHING_GENERATED
-            return _Fate(Sign.BAD, Strength.STRONG, f"{wrong} in {said}", is_empty=is_empty)
-        return _Fate(Sign.GOOD, Strength.STRONG, f"one token by {kind.word}", fingerprint_of(reply.body))
+            return _Finding(Sign.BAD, Strength.STRONG, f"{wrong} in {said}", is_empty=is_empty)
+        return _Finding(Sign.GOOD, Strength.STRONG, f"one token by {kind.word}", fingerprint_of(reply.body))
     if reply.status >= 500 and reply.status not in _NOT_SERVED:
-        return _Fate(Sign.BAD, Strength.STRONG, said, is_refusal=True)
+        return _Finding(Sign.BAD, Strength.STRONG, said, is_refusal=True)
     # A unit that refuses canaries refuses clients. One that starts has never served, and proves nothing.
     reason = f"the canary was refused: {said}"
     if reply.status in _NOT_ALLOWED:
@@ -632,8 +632,8 @@ def _read(context: ProbeContext, kind: _Kind, reply: Reply) -> _Fate:
     elif reply.status in _NOT_SERVED:
         reason += _advice(kind, reply)
     if context.verdict is Verdict.STARTING or reply.headers is _UNASKED or reply.headers is _UNFIT:
-        return _Fate(Sign.NEUTRAL, Strength.WEAK, reason, is_refusal=True)
-    return _Fate(Sign.BAD, Strength.STRONG, reason, is_refusal=True, is_refused=True)
+        return _Finding(Sign.NEUTRAL, Strength.WEAK, reason, is_refusal=True)
+    return _Finding(Sign.BAD, Strength.STRONG, reason, is_refusal=True, is_refused=True)
 
 
 def _advice(kind: _Kind, reply: Reply) -> str:

@@ -37,7 +37,7 @@ _NUMBER_MAX = 2.0**53
 
 @dataclass(frozen=True, slots=True)
 class EngineMetrics:
-    """Asks every `period_s`; every `doubt_s` a suspect, whose canary may wait for requests of others; every
+    """Asks every `period_s`; every `unknown_s` a suspect, whose canary may wait for requests of others; every
     `idle_s` a unit without work, which readiness looks at meanwhile; every `absent_s` one that has shown no
     engine's numbers for some looks.
 
@@ -46,7 +46,7 @@ class EngineMetrics:
 
     name: ClassVar[str] = "engine_metrics"
     period_s: float = 1.0
-    doubt_s: float = 0.5
+    unknown_s: float = 0.5
     idle_s: float = 3.0
     absent_s: float = 30.0
     timeout_s: float = 2.0
@@ -60,7 +60,7 @@ class EngineMetrics:
         if _ABSENT in context.notes and (absences := _absences(context, _url(context))):
             return last_at + (self.absent_s if absences >= _ABSENT_LOOKS else self.period_s)
         if context.verdict is Verdict.SUSPECT:
-            return last_at + self.doubt_s
+            return last_at + self.unknown_s
         is_idle = context.verdict is Verdict.UP and context.load is not None and not is_in_use(context)
         return last_at + (self.idle_s if is_idle else self.period_s)
 

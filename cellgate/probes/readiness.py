@@ -3,7 +3,7 @@
 Its 200 is weak evidence: it proves the front end, not the engine behind it. Its 503 is stronger: an engine
 that reports itself as dead rarely errs.
 
-In this order: `Readiness`, `QuiescenceProbe`, `GateHealth`.
+In this order: `Readiness`, `PauseProbe`, `GateHealth`.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class Readiness:
             if reply.status not in _READINESS_NOT_THERE:
                 context.notes[_PATH] = path
             if reply.status == 503:
-                for word in await ask_quiescence(context):
+                for word in await ask_pause(context):
                     yield word
         yield self._evidence(context, path, answer)
 
@@ -168,7 +168,7 @@ class _Known(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class QuiescenceProbe:
+class PauseProbe:
     """Asks when requests, or a canary, get no answer; otherwise every `rest_s`. An engine that was found to
     have such paths is asked every `period_s` while in use, every `idle_s` without work, every `held_s` on
     hold. Paths that an engine did not have are tried again after `absent_s`.
@@ -213,7 +213,7 @@ class QuiescenceProbe:
             yield finding
 
 
-async def ask_quiescence(context: ProbeContext) -> list[EnginePause]:
+async def ask_pause(context: ProbeContext) -> list[EnginePause]:
     """What explains a bad answer that another probe has got: that the unit stands still on purpose. Empty:
     it does not say so.
     """

@@ -61,7 +61,7 @@ class Runner:
         context: ProbeContext,
         take: Callable[[Finding], None],
         rng: random.Random,
-        agenda: Agenda,
+        timers: Timers,
         running: dict[Runner, None] | None = None,
     ) -> None:
         self._running = {} if running is None else running
@@ -72,7 +72,7 @@ class Runner:
         self._now = context.now
         self._take = take
         self._rng = rng
-        self._agenda = agenda
+        self._timers = timers
         self._due: Timer | None = None
         """Its call in the agenda, if it has one."""
         self._awaited_at = -math.inf
@@ -119,8 +119,8 @@ class Runner:
         """Whatever the present run waits for is late at `at`; there may be no run."""
         if self._run is not None and not self._is_stepping:
             if self._late is not None:
-                self._agenda.cancel(self._late)
-            self._late = self._agenda.at(at, self._give_up)
+                self._timers.cancel(self._late)
+            self._late = self._timers.at(at, self._abort)
 
     def due_at(self) -> float:
         """When it runs again at the latest; inf: not before a nudge.
@@ -172,11 +172,11 @@ class Runner:
             due_at = now
         elif pause_s == math.inf:
             return
-        self._due = self._agenda.at(due_at, self._wake)
+        self._due = self._timers.at(due_at, self._wake)
 
     def _forget_due(self) -> None:
         if self._due is not None:
-            self._agenda.cancel(self._due)
+            self._timers.cancel(self._due)
             self._due = None
 
     def _wake(self) -> None:
@@ -199,7 +199,7 @@ class Runner:
         self._running.pop(self, None)
         self._run = self._waits_for = self._pending = None
         if self._late is not None:
-            self._agenda.cancel(self._late)
+            self._timers.cancel(self._late)
             self._late = None
         if not self._is_stopped:
             self._wait()
@@ -245,7 +245,7 @@ class Runner:
         self._run = self._look(findings)
         self._step()
 
-    def _give_up(self) -> None:
+    def _abort(self) -> None:
         self._late = None
         self._step(FetchError(Trouble.TIMEOUT, "no answer in time"))
 
@@ -339,7 +339,7 @@ class Timer:
         self.call: Callable[[], None] | None = call
 
 
-class Agenda:
+class Timers:
     """Calls, each made once unless it is cancelled: at its time, or up to `early_s` earlier, in order."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, early_s: float = RESOLUTION_S) -> None:

@@ -117,11 +117,11 @@ class ModelList:
     def due_at(self, context: ProbeContext, last_at: float) -> float:
         """Soon while models or engine are unknown, or the unit might come back as another engine."""
         settled = context.models and context.engine and context.verdict in USABLE
-        return last_at + (self.period_s if settled or _is_told(context) else self.eager_s)
+        return last_at + (self.period_s if settled or _is_reported(context) else self.eager_s)
 
     async def look(self, context: ProbeContext) -> AsyncGenerator[Finding, None]:
         """Engine and models, as far as they are known; other probes check the health."""
-        if _is_told(context):
+        if _is_reported(context):
             return
         try:
             findings = await ask_served(context, self.timeout_s)
@@ -131,7 +131,7 @@ class ModelList:
             yield finding
 
 
-def _is_told(context: ProbeContext) -> bool:
+def _is_reported(context: ProbeContext) -> bool:
     """True when the configuration has everything."""
     return bool(context.unit.models and context.unit.engine)
 

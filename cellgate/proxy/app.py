@@ -24,7 +24,7 @@ from cellgate.extras import EXTRAS, part_of
 from cellgate.proxy.admin.health_process import SharedStatus
 from cellgate.proxy.admin.pages import AdminPort, AdminView, PageHandler
 from cellgate.proxy.admission.limits import LimitedDispatcher
-from cellgate.proxy.admission.usage import make_door
+from cellgate.proxy.admission.usage import make_key_check
 from cellgate.proxy.config.load_process import ConfigError
 from cellgate.proxy.config.settings import (
     KV_EVENTS_ENGINES,
@@ -245,9 +245,9 @@ class App:
             limit_s = self._settings.timeouts.handover_s
             pid = await hand_over(self._listeners, known, known_last, limit_s)
         except HandoverError as error:
-            stored.on_made[:] = [told for told in stored.on_made if told != since.append]
+            stored.on_made[:] = [reported for reported in stored.on_made if reported != since.append]
             if self._operator is not None:
-                self._operator.go_on()
+                self._operator.carry_on()
             self._plane.events.add(
                 Action("handover_failed", "SIGUSR2", detail=f"{error}; this gate continues")
             )
@@ -373,7 +373,7 @@ class App:
             poison=plane.containment,
             full=plane.front.is_full,
             explain=choice.explain,
-            conduct=plane.conductor.conduct,
+            act_on_engine=plane.engine_controller.act_on_engine,
             history=plane.history.shown,
             roll=self._operator.roll if self._operator is not None else lambda: None,
             pages=self._operator.pages() if self._operator is not None else {},
@@ -402,7 +402,7 @@ class OperatorPart(Protocol):
     def start(self, courses: Mapping[str, Any] | None) -> None: ...
     def configure(self, remedies: Mapping[str, Any]) -> None: ...
     def hand_over(self) -> Any: ...
-    def go_on(self) -> None: ...
+    def carry_on(self) -> None: ...
     async def close(self) -> None: ...
     def roll(self) -> dict[str, Any] | None: ...
     def pages(self) -> Mapping[str, PageHandler]: ...
@@ -516,8 +516,8 @@ def local_gateway(
         read=read,
     )
     if plane.accounting is not None:
-        plane.accounting.door = make_door(plane.settings, plane.accounting.ledger)
-        gateway.ask_for_keys(plane.accounting.door)
+        plane.accounting.key_check = make_key_check(plane.settings, plane.accounting.ledger)
+        gateway.ask_for_keys(plane.accounting.key_check)
     return gateway
 
 

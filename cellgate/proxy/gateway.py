@@ -98,10 +98,10 @@ class Gateway:
         self.local_endpoints = LocalEndpoints(board, self.models)
         self.pool = unit_pools.pool
         """The connections to a unit."""
-        self.orphans, self.opinions = UnclaimedBlocks(board, self.pool, reports, loop.time), Opinions()
+        self.unclaimed, self.opinions = UnclaimedBlocks(board, self.pool, reports, loop.time), Opinions()
         self.routing_headers = RoutingHeaders(settings.headers)
         self.cors = cors_rules(settings.cors)
-        self.door: KeyCheck | None = None
+        self.key_check: KeyCheck | None = None
         self.routing_fields = self._fields()
         self.peers = Peers(settings.trusted)
         self.payer: Payer = lru_cache(PAYERS_KEPT)(partial(_payer, self.peers))
@@ -132,7 +132,7 @@ class Gateway:
             self.memory.tick,
             self._shed,
             self._tick_pools,
-            self.orphans.tick,
+            self.unclaimed.tick,
             self._end_if_empty,
             self._flush_log,
         ]
@@ -152,11 +152,11 @@ class Gateway:
         fields = self.routing_headers.names | {FORMAT_FIELD}
         if self.cors is not None:
             fields |= CORS_FIELDS
-        return fields if self.door is None else fields | KEY_FIELDS
+        return fields if self.key_check is None else fields | KEY_FIELDS
 
-    def ask_for_keys(self, door: KeyCheck) -> None:
+    def ask_for_keys(self, key_check: KeyCheck) -> None:
         """Let this door ask all clients for keys that come from now on."""
-        self.door = door
+        self.key_check = key_check
         self.routing_fields = self._fields()
 
     async def listen(
@@ -168,7 +168,7 @@ class Gateway:
             self.entrance.has_room = descriptors.has_room
             overflow = self.entrance.overflow
             overflow.places = descriptors.for_turned_away
-            overflow.connection = partial(TurnedAway, self._loop, self._turn_away)
+            overflow.connection = partial(TurnedAway, self._loop, self._refuse_new)
         await self.entrance.open(self.settings.listen, listeners, tls, BACKLOG)
 
     @property
@@ -215,7 +215,7 @@ class Gateway:
 
     async def close(self) -> None:
         """All connections have ended."""
-        self.orphans.close()
+        self.unclaimed.close()
         if self.guard is not None:
             self.guard.close()
         # One turn for aborted connections to close.
@@ -250,14 +250,14 @@ class Gateway:
 
     def turns_away(self, request: Request) -> Failure | None:
         """Why the body of a request is not worth reading."""
-        return None if self.door is None else self.door.turns_away(request)
+        return None if self.key_check is None else self.key_check.turns_away(request)
 
     def body_payer(self, peer: str, request: Request) -> str:
         """Who pays for the memory of a body while it arrives: the tenant of its key, or its address."""
-        tenant = "" if self.door is None else self.door.tenant_of(request)
+        tenant = "" if self.key_check is None else self.key_check.tenant_of(request)
         return tenant or self.payer(peer, request.forwarded_for)
 
-    def _turn_away(self, peer: str) -> bytes:
+    def _refuse_new(self, peer: str) -> bytes:
         """The answer to a client for which there are no file descriptors."""
         self.refused(peer, _NO_ROOM)
         return refusal(_NO_ROOM)
@@ -278,7 +278,7 @@ class Gateway:
                 unit="",
                 outcome=row.outcome,
                 attempts=0,
-                continued=0,
+                resumed=0,
                 ttft_s=None,
                 duration_s=0.0,
                 events=0,

@@ -180,8 +180,8 @@ class InheritedView:
         states = [board.units[name] for name in self._used if name in board.units]
         if may_come and len(states) < len(self._used):
             return False
-        heard = all(state.answered_at > 0.0 for state in states if state.is_usable())
-        return heard and any(state.is_usable() for state in board)
+        received = all(state.answered_at > 0.0 for state in states if state.is_usable())
+        return received and any(state.is_usable() for state in board)
 
 
 def _was_usable(unit: KnownUnit) -> bool:
@@ -348,9 +348,9 @@ def _start(theirs: socket.socket) -> subprocess.Popen[bytes]:
 
 
 async def _hear(ours: socket.socket, word: bytes) -> None:
-    heard = await asyncio.get_running_loop().sock_recv(ours, len(word))
-    if heard != word:
-        raise ConnectionError(f"it answered {heard!r} instead of {word!r}")
+    received = await asyncio.get_running_loop().sock_recv(ours, len(word))
+    if received != word:
+        raise ConnectionError(f"it answered {received!r} instead of {word!r}")
 
 
 def _end(process: subprocess.Popen[bytes]) -> int | None:

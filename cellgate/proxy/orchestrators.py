@@ -149,9 +149,9 @@ def _refusal(call: ApiCall, status: int, answer: Any) -> str:
     if status == FORBIDDEN:
         where = f"in namespace {call.namespace}" if call.namespace else "in the cluster"
         return f"the gate's account lacks a right {where}: add the rule {call.rule} to its role"
-    told = answer if isinstance(answer, dict) else {}
-    causes = told.get("details", {}).get("causes", [])
-    text = " ".join([str(told.get("message", "")), *(str(each.get("message", "")) for each in causes)])
+    reported = answer if isinstance(answer, dict) else {}
+    causes = reported.get("details", {}).get("causes", [])
+    text = " ".join([str(reported.get("message", "")), *(str(each.get("message", "")) for each in causes)])
     return f"the API server refuses: {status} {' '.join(text.split())[:_ORCHESTRATOR_REASON_MAX]}".rstrip()
 
 
@@ -183,12 +183,12 @@ def client(service: Service, region: str) -> Any:
     boto3: Any = importlib.import_module("boto3")
     config: Any = importlib.import_module("botocore.config")
     limits = config.Config(connect_timeout=3, read_timeout=5, retries={"total_max_attempts": 2})
-    with told_plainly(service):
+    with said_plainly(service):
         return boto3.session.Session(region_name=region or None).client(service.name, config=limits)
 
 
 @contextmanager
-def told_plainly(service: Service) -> Iterator[None]:
+def said_plainly(service: Service) -> Iterator[None]:
     """Turns what boto3 raises into AwsError; what was denied is named as policies name it."""
     errors: Any = importlib.import_module("botocore.exceptions")
     try:
@@ -243,7 +243,7 @@ def _arns(client: Any, cluster: str, services: Sequence[str]) -> Iterator[str]:
 
 def in_one_line() -> AbstractContextManager[None]:
     """Turns what boto3 raises into AwsError."""
-    return told_plainly(ECS)
+    return said_plainly(ECS)
 
 
 # Where nodes are in the network, by their labels.

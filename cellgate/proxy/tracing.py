@@ -64,7 +64,7 @@ from cellgate import VERSION
 from cellgate.proxy.config.settings import OtlpMetrics, TracingSettings
 from cellgate.proxy.generations import OPERATIONS
 from cellgate.proxy.observe.access_log import Finished
-from cellgate.proxy.observe.counters import EXPORTS, ContinuationResult, Metrics, tally
+from cellgate.proxy.observe.counters import EXPORTS, Metrics, ResumeResult, tally
 from cellgate.proxy.observe.defects import report_defect
 from cellgate.proxy.observe.gen_ai import GenAiMetrics, GenAiSeries
 from cellgate.proxy.observe.helpers import LAST_WORDS
@@ -138,8 +138,8 @@ class Tracing:
         """Whether the request is traced. Decided without the SDK, which is cheaper for the many that are
         not.
         """
-        told = [line for line in request.lines if line.startswith(b"traceparent:")]
-        if len(told) == 1 and (found := _TRACEPARENT.match(told[0])):
+        reported = [line for line in request.lines if line.startswith(b"traceparent:")]
+        if len(reported) == 1 and (found := _TRACEPARENT.match(reported[0])):
             return bool(int(found[1], 16) & _TRACE_SAMPLED)
         if random.random() < self._ratio:
             return True
@@ -205,7 +205,7 @@ class Break:
     unit: str
     at: float
     resumed_at: float | None = None
-    result: ContinuationResult | None = None
+    result: ResumeResult | None = None
 
 
 def header_lines(context: Context) -> bytes:
@@ -308,7 +308,7 @@ class Trace:
         """A unit broke its answer after the commit."""
         self._breaks.append(Break(unit, at))
 
-    def settled(self, result: ContinuationResult) -> None:
+    def settled(self, result: ResumeResult) -> None:
         """The result of the first break without a result is known."""
         for broken in self._breaks:
             if broken.result is None:
@@ -325,7 +325,7 @@ class Trace:
                 about = {"cellgate.unit": broken.unit, "cellgate.outcome": broken.result.value}
                 self._whole("continuation", broken.at, broken.resumed_at or at, about)
         span = self._span
-        span.set_attributes(_told(record))
+        span.set_attributes(_reported(record))
         if record.status >= 500 or (record.status < 400 and record.outcome not in _NOBODYS_FAULT):
             span.set_attribute("error.type", record.code or str(record.status))
             span.set_status(Status(StatusCode.ERROR))
@@ -343,7 +343,7 @@ class Trace:
         return int((at + self._ahead_s) * 1e9)
 
 
-def _told(record: Finished) -> dict[str, AttributeValue]:
+def _reported(record: Finished) -> dict[str, AttributeValue]:
     """The record of the request as attributes."""
     attributes: dict[str, AttributeValue] = {
         "http.response.status_code": record.status,
@@ -351,7 +351,7 @@ def _told(record: Finished) -> dict[str, AttributeValue]:
         "cellgate.unit": record.unit,
         "cellgate.outcome": record.outcome.value,
         "cellgate.attempts": record.attempts,
-        "cellgate.continued": record.continued,
+        "cellgate.continued": record.resumed,
         "cellgate.request_id": record.request_id,
     }
     if operation := OPERATIONS.get(record.route):

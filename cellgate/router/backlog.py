@@ -50,7 +50,7 @@ class Backlog:
         """Uncached tokens of all prompts that were ever shown."""
         self.peak_batch = 0.0
         """The most that were decoded at once, others' included."""
-        self.tariff: CostInputs | None = None
+        self.cost_inputs: CostInputs | None = None
         """What the cost model has computed of these jobs; None as soon as they are others."""
 
     @property
@@ -61,7 +61,7 @@ class Backlog:
     def open(self, key: Hashable, job: Job, now: float) -> None:
         """An attempt was sent to the unit."""
         tokens, begins_at, queued = job.uncached_tokens, job.begins_at, self._queued
-        self.tariff = None
+        self.cost_inputs = None
         self._area -= now
         if not queued:
             self.front_tokens, self._shown_at, self._first = tokens, now, key
@@ -83,7 +83,7 @@ class Backlog:
         if job is None:
             return None
         tokens, shown_at = job.uncached_tokens, self._shown_at
-        self.tariff = None
+        self.cost_inputs = None
         self.computed_tokens = computed = self.computed_tokens + tokens
         decoding[key] = job, now, self._area + self.batch * now, computed
         if (batch := len(decoding) + foreign) > self.peak_batch:
@@ -105,7 +105,7 @@ class Backlog:
                 now - shown_at,
                 key == self._first,
                 since > job.begins_at,
-                job.had_seat,
+                job.had_slot,
             ),
         )
 
@@ -133,7 +133,7 @@ class Backlog:
             job, beside = self._leave_queue(key, now), ALONE
         else:
             return ALONE
-        self.tariff = None
+        self.cost_inputs = None
         self._area += now
         self.kv_tokens -= job.kv_tokens
         self.batch -= 1
@@ -161,7 +161,7 @@ class Backlog:
     def _leave_queue(self, key: Hashable, now: float) -> Job:
         was_in_front = next(iter(self._queued)) == key
         job = self._queued.pop(key)
-        self.tariff = None
+        self.cost_inputs = None
         self.queued_tokens -= job.uncached_tokens
         if was_in_front:
             # What was computed of it counts for nothing.
@@ -214,10 +214,10 @@ class Unread:
 
 class Job(NamedTuple):
     """One attempt: the tokens that have to be computed before it shows anything, and those it holds in the KV
-    cache that others do not. It was sent at `sent_at`, and can be computed from `begins_at` on; `had_seat`:
+    cache that others do not. It was sent at `sent_at`, and can be computed from `begins_at` on; `had_slot`:
     it did not wait for a decode slot.
 
-    The other fields are what was predicted for it then. `held_blocks` of its prompt were held before,
+    The other fields are what was predicted for it then. `cached_blocks` of its prompt were held before,
     `record` is what the prefix cache calls it, `ttft_s` is when the first token was due; the last three are
     those of Expected (cost.py).
     """
@@ -226,10 +226,10 @@ class Job(NamedTuple):
     kv_tokens: int
     sent_at: float = 0.0
     begins_at: float = 0.0
-    had_seat: bool = True
+    had_slot: bool = True
     prompt_tokens: int = 0
     cached_tokens: int = 0
-    held_blocks: int = 0
+    cached_blocks: int = 0
     record: int = 0
     ttft_s: float = 0.0
     answer_tokens: float = 0.0
@@ -242,7 +242,7 @@ class Prefilled(NamedTuple):
 
     It was shown `ttft_s` after it was sent, and `span_s` after the one before it or since the unit was idle.
     `found_idle`: nothing was to be computed when it was sent. `follows`: its turn came when others had been
-    computed, and not when its latency was over. `had_seat`: it waited for no other to end.
+    computed, and not when its latency was over. `had_slot`: it waited for no other to end.
     """
 
     tokens: int
@@ -251,7 +251,7 @@ class Prefilled(NamedTuple):
     span_s: float
     found_idle: bool
     follows: bool
-    had_seat: bool = True
+    had_slot: bool = True
 
 
 class Stalled(NamedTuple):

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from cellgate.router import outliers
 from cellgate.router.attention import SMALL, STAYS_S, USUAL_S, Attention
-from cellgate.router.cost import COSTS, Expected, forecast, usual_of
+from cellgate.router.cost import COSTS, Expected, cost_terms, usual_of
 from cellgate.router.cost_model import ALL_BLOCKS, RemoteLoad, expected_s
 from cellgate.router.departures import leavers
 from cellgate.router.judge import ANSWER_SOURCE, STALL_SOURCE, judge, open_case
@@ -66,7 +66,7 @@ class Board:
         """Grows whenever a unit comes, goes, or changes what it is used for."""
         self.leaving: list[UnitState] = []
         """Units no longer configured (or replaced) that still have open leases."""
-        self.elsewhere: dict[str, RemoteLoad] = {}
+        self.remote_load: dict[str, RemoteLoad] = {}
         """Requests of other gates, by unit, as far as they have reported them."""
         self.answer_lengths = AnswerLengths()
         self.shared = SharedPrefixes()
@@ -154,7 +154,7 @@ class Board:
         self.attention.configure(self.units, now)
         self.has_far = any(state.far_s for state in self)
         self._pool()
-        self.forecast(now)
+        self.update_costs(now)
         return Changes(added, tuple(state.unit for state in gone), tuple(probed_again))
 
     def observe(self, evidence: Evidence) -> Consequence:
@@ -188,7 +188,7 @@ class Board:
             elif before.because is not None and before.because.source == STALL_SOURCE:
                 state.cleared_at = evidence.at
             if len(self.units) <= AT_ONCE:
-                self.forecast(evidence.at)
+                self.update_costs(evidence.at)
         flip = flip_of(state, before, evidence)
         if after.verdict is Verdict.DOWN:
             state.fell_unseen = evidence.is_unseen
@@ -224,7 +224,7 @@ class Board:
             state.ranks.report(load.ranks, state.costs.prefixes.limit, load.at)
         if state.adapters.bases:
             state.adapters.report(load.adapters, load.adapter_places, has_foreign=load.foreign > 0)
-        state.costs.seats.learn(load)
+        state.costs.slots.learn(load)
 
     def suspect_restart(self, name: str, now: float) -> bool:
         """Record a sign that the unit has restarted. True when no restart was suspected yet: it should be
@@ -256,12 +256,12 @@ class Board:
             self.panic_at = None
         if self.remote:
             self.remote.expire(now)
-        self.forecast(now)
+        self.update_costs(now)
 
-    def forecast(self, now: float) -> None:
+    def update_costs(self, now: float) -> None:
         """Recompute the slow parts of the cost of each unit, and what units take over from peers."""
         self._learning.tick(self.units.values(), now)
-        foresee(self.attention, self.elsewhere, now)
+        foresee(self.attention, self.remote_load, now)
 
     def set_models(self, models: Models) -> None:
         """Set the reported models of a unit that has none configured."""
@@ -397,7 +397,7 @@ class Board:
         if self.adapters:
             state.adapters.open(ask.model)
         if state.ranks.count:
-            state.ranks.open(lease, expected, state.costs.forecast)
+            state.ranks.open(lease, expected, state.costs.cost_terms)
         self.in_flight += 1
         self.retries_in_flight += retry
         return lease
@@ -484,7 +484,7 @@ class Board:
         self._forget_prefixes(state.unit.name)
         state.outlier = Outlier()
         state.can_hold = state.is_hold_spent = False
-        state.seats_shown = 0
+        state.slots_shown = 0
         state.step_times.forget_pace()
         state.engine = state.unit.engine
         state.build, state.answers = UNKNOWN_BUILD, None
@@ -751,8 +751,8 @@ def foresee(watched: Attention, others: Mapping[str, RemoteLoad], now: float) ->
     if is_due:
         watched.usual, watched.usual_at = usual_of([state.costs.facts for state in units], COSTS), now
     facts = [state.costs.facts for state in due]
-    for state, one in zip(due, forecast(facts, COSTS, watched.usual), strict=True):
-        state.costs.set_forecast(one)
+    for state, one in zip(due, cost_terms(facts, COSTS, watched.usual), strict=True):
+        state.costs.set_terms(one)
 
 
 def _others_s(states: Iterable[UnitState], others: Mapping[str, RemoteLoad], now: float) -> dict[str, float]:

@@ -81,7 +81,7 @@ class _Unit:
     nodes: dict[str, tuple[NodeFacts, Software]] = field(default_factory=dict)
     mixed: str = ""
 
-    def told(self) -> list[tuple[str, Software]]:
+    def reported(self) -> list[tuple[str, Software]]:
         """That of the nodes that report any."""
         return [(name, software) for name, (facts, software) in self.nodes.items() if facts.stack]
 
@@ -123,7 +123,7 @@ class Stacks:
         """
         groups: defaultdict[tuple[str, str, frozenset[str]], dict[UnitState, Software]] = defaultdict(dict)
         for state in states:
-            found = self._units[state].told() if state in self._units else []
+            found = self._units[state].reported() if state in self._units else []
             if found and not state.drained:
                 groups[state.unit.cell, state.unit.role, state.base_models()][state] = found[0][1]
         for group in groups.values():
@@ -140,7 +140,7 @@ class Stacks:
 
 
 def _compare_nodes(unit: _Unit) -> Iterator[None]:
-    softwares, found = unit.told(), []
+    softwares, found = unit.reported(), []
     for name, software in softwares[1:]:
         usual, first = softwares[0]
         if words := _few(differences(first, software, usual)):

@@ -8,7 +8,7 @@
 
 Latency, errors, doubt and distance are added.
 
-`forecast` combines what changes slowly, a few times a second and at each report; `terms` adds this gate's
+`cost_terms` combines what changes slowly, a few times a second and at each report; `terms` adds this gate's
 present requests. Rules: a cost is positive and finite; more work never makes it less; a unit without reports
 counts as neither idle nor lost, but like its peers, and a little more.
 """
@@ -63,7 +63,7 @@ class CostRules:
     prefill_beside: float = 0.3
     evict_share: float = 0.5
     report_half_life_s: float = 2.0
-    doubt_s: float = 0.02
+    unknown_s: float = 0.02
     fresh_s: float = 4.0
     error_s: float = 5.0
     error_max_s: float = 60.0
@@ -100,7 +100,7 @@ class Facts(NamedTuple):
     far_s: float = 0.0
     kv_tokens: int = 0
     written_tokens: float = 0.0
-    seats: float = inf
+    slots: float = inf
 
 
 class Expected(NamedTuple):
@@ -123,22 +123,22 @@ class Expected(NamedTuple):
 class CostTerms(NamedTuple):
     """The side of a cost that changes slowly. `token_s`, `step_s` and `sequence_s` are seconds for each
     uncached token, decoding step, and sequence in it; `tokens_s` is its prefill rate;
-    `beside_s` is what an uncached token costs each sequence there.
+    `slowdown_of_others_s` is what an uncached token costs each sequence there.
     """
 
     tokens_s: float
     token_s: float
     step_s: float
     sequence_s: float
-    beside_s: float
-    seats: float
+    slowdown_of_others_s: float
+    slots: float
     foreign_tokens: float
     foreign_batch: float
     kv_tokens: int
     kv_reported: float
     evict_share: float
     error_s: float
-    doubt_s: float
+    unknown_s: float
     far_s: float
     latency_s: float
 
@@ -148,9 +148,9 @@ class FixedCost(NamedTuple):
 
     `fixed_s` is what depends on neither ask nor work, of which `ahead_s` comes before the first token;
     `step_s` is for each token of the answer, and `sequence_s` for each of them and sequence of ours there;
-    `uncached_s` is for each uncached token of the ask, and `beside_s` for each of them and sequence of ours
-    there; `kv_room` are the tokens of KV cache that others leave for prompts and answers, `seat_room` the
-    sequences of ours beyond which one
+    `uncached_s` is for each uncached token of the ask, and `slowdown_of_others_s` for each of them and
+    sequence of ours there; `kv_room` are the tokens of KV cache that others leave for prompts and answers,
+    `slot_room` the sequences of ours beyond which one
     waits (both infinite where not known); `byte_tokens` are those of a byte of prompt, `sure_tokens_s` is
     `tokens_s`, or infinite while that is a guess, `hidden_tokens` are computed while the latency of a prompt
     behind them lasts.
@@ -162,9 +162,9 @@ class FixedCost(NamedTuple):
     step_s: float
     sequence_s: float
     uncached_s: float
-    beside_s: float
+    slowdown_of_others_s: float
     kv_room: float
-    seat_room: float
+    slot_room: float
     byte_tokens: float
     sure_tokens_s: float
     hidden_tokens: float
@@ -182,21 +182,21 @@ class Cost(NamedTuple):
     queue_s: float
     prefill_s: float
     decode_s: float
-    beside_s: float
+    slowdown_of_others_s: float
     kv_s: float
-    seat_s: float
-    line_s: float
-    evict_s: float
+    slot_s: float
+    queue_penalty_s: float
+    eviction_s: float
     shared_s: float
     error_s: float
-    doubt_s: float
+    unknown_s: float
     far_s: float
     latency_s: float
 
     @property
     def ttft_s(self) -> float:
         """When the first token is due, as far as work and latency go."""
-        return self.queue_s + self.prefill_s + self.kv_s + self.seat_s + self.latency_s
+        return self.queue_s + self.prefill_s + self.kv_s + self.slot_s + self.latency_s
 
 
 Terms = tuple[
@@ -225,12 +225,12 @@ def usual_of(units: Sequence[Facts], rules: CostRules) -> Usual:
     return Usual(_usual(fresh or reports or [_IDLE], rules), is_sized, written / max(len(units), 1))
 
 
-def forecast(units: Sequence[Facts], rules: CostRules, usual: Usual | None = None) -> list[CostTerms]:
+def cost_terms(units: Sequence[Facts], rules: CostRules, usual: Usual | None = None) -> list[CostTerms]:
     """The forecasts of units, which stand in for each other; `usual` is that of their fleet, if they are not
     all of it.
     """
     usual = usual or usual_of(units, rules)
-    return [_forecast(facts, usual.report, _written(facts, usual), rules) for facts in units]
+    return [_terms_of(facts, usual.report, _written(facts, usual), rules) for facts in units]
 
 
 def terms(
@@ -250,25 +250,25 @@ def terms(
     charged = max(uncached - spared_tokens, 0.0)
     backlog = work.backlog_tokens(now, unit.tokens_s, unit.latency_s) + unit.foreign_tokens
     prefill_s, step_s = uncached * unit.token_s, unit.step_s + unit.sequence_s * (there + 1.0)
-    beside_s = there * (answer_tokens * unit.sequence_s + charged * unit.beside_s)
+    slowdown_of_others_s = there * (answer_tokens * unit.sequence_s + charged * unit.slowdown_of_others_s)
     kv_s = 0.0
     needed = prompt_tokens + answer_tokens
     # Usually there is room even if the engine's count does not include this gate's requests.
     if unit.kv_tokens and work.kv_tokens + unit.kv_reported + needed > unit.kv_tokens:
         kv_s = _kv_s(unit, work, needed, answer_tokens * step_s)
-    seat_s = _seat_s(unit, there + MORE * unit.foreign_batch, answer_tokens)
+    slot_s = _slot_s(unit, there + MORE * unit.foreign_batch, answer_tokens)
     some = (
         backlog * unit.token_s,
         prefill_s,
         answer_tokens * step_s,
-        beside_s,
+        slowdown_of_others_s,
         kv_s,
-        seat_s,
-        _line_s(seat_s, cached_tokens * unit.token_s, answer_tokens * step_s) if seat_s else 0.0,
+        slot_s,
+        _queue_penalty_s(slot_s, cached_tokens * unit.token_s, answer_tokens * step_s) if slot_s else 0.0,
         charged * unit.token_s * unit.evict_share,
         (charged - uncached) * unit.token_s,
         unit.error_s,
-        unit.doubt_s,
+        unit.unknown_s,
         unit.far_s,
         unit.latency_s,
     )
@@ -281,14 +281,14 @@ def price(unit: CostTerms, rates: Rates, *, is_sure: bool) -> FixedCost:
     return FixedCost(
         unit.tokens_s,
         unit.token_s,
-        ahead_s + unit.error_s + unit.doubt_s + unit.far_s,
+        ahead_s + unit.error_s + unit.unknown_s + unit.far_s,
         # It adds one sequence for itself and for each of the others.
         unit.step_s + unit.sequence_s * (2.0 * foreign + 1.0),
         2.0 * unit.sequence_s,
-        unit.token_s * (1.0 + unit.evict_share) + unit.beside_s * foreign,
-        unit.beside_s,
+        unit.token_s * (1.0 + unit.evict_share) + unit.slowdown_of_others_s * foreign,
+        unit.slowdown_of_others_s,
         unit.kv_tokens - unit.kv_reported if unit.kv_tokens else inf,
-        unit.seats - (1.0 + MORE) * foreign,
+        unit.slots - (1.0 + MORE) * foreign,
         1.0 / rates.bytes_per_token.value,
         unit.tokens_s if is_sure else inf,
         unit.tokens_s * unit.latency_s,
@@ -321,7 +321,7 @@ def _written(facts: Facts, usual: Usual) -> float:
     return facts.written_tokens / (facts.kv_tokens or 1 if usual.is_sized else 1) / usual.written
 
 
-def _forecast(facts: Facts, usual: OtherLoad, written: float, rules: CostRules) -> CostTerms:
+def _terms_of(facts: Facts, usual: OtherLoad, written: float, rules: CostRules) -> CostTerms:
     rates, own = facts.rates, facts.report or usual
     trust = _trust(own.age_s, rules) if facts.report is not None else 0.0
     belief = _trust(own.age_s - rules.fresh_s, rules) if facts.report is not None else 0.0
@@ -334,15 +334,15 @@ def _forecast(facts: Facts, usual: OtherLoad, written: float, rules: CostRules) 
         token_s=1.0 / tokens_s,
         step_s=base_s,
         sequence_s=max(sequence_s, rules.sequence_share * base_s),
-        beside_s=rules.prefill_beside / tokens_s,
-        seats=facts.seats,
+        slowdown_of_others_s=rules.prefill_beside / tokens_s,
+        slots=facts.slots,
         foreign_tokens=_blend(trust, tokens, others),
         foreign_batch=_blend(trust, own.waiting + own.running, usual.waiting + usual.running),
         kv_tokens=facts.kv_tokens,
         kv_reported=_blend(trust, own.kv_use, usual.kv_use) * facts.kv_tokens,
         evict_share=rules.evict_share * written,
         error_s=min(rules.error_s * errors / max(1.0 - errors, 1e-9), rules.error_max_s),
-        doubt_s=rules.doubt_s * (1.0 - belief),
+        unknown_s=rules.unknown_s * (1.0 - belief),
         far_s=facts.far_s,
         latency_s=rates.latency.without_work_s(tokens_s),
     )
@@ -357,20 +357,20 @@ def _kv_s(unit: CostTerms, work: Backlog, needed: float, stay_s: float) -> float
     return min(missing * stay_s / used, KV_MAX_S) if missing > 0.0 else 0.0
 
 
-def _seat_s(unit: CostTerms, there: float, answer_tokens: float) -> float:
+def _slot_s(unit: CostTerms, there: float, answer_tokens: float) -> float:
     """How long until a decode slot is free: in the time of one answer each slot becomes free once."""
-    over = there + 1.0 - unit.seats
+    over = there + 1.0 - unit.slots
     if over <= 0.0:
         return 0.0
-    return over * answer_tokens * (unit.step_s + unit.sequence_s * unit.seats) / unit.seats
+    return over * answer_tokens * (unit.step_s + unit.sequence_s * unit.slots) / unit.slots
 
 
-def _line_s(seat_s: float, saved_s: float, decode_s: float) -> float:
+def _queue_penalty_s(slot_s: float, saved_s: float, decode_s: float) -> float:
     """What a place in line costs those who come later. Who waits there no longer than the cached part of its
     prompt would be computed takes nothing from them; and nobody takes more than its answer: where every unit
     has a long line, the lines themselves decide, and the caches.
     """
-    return min(LINE * max(seat_s - saved_s, 0.0), decode_s)
+    return min(LINE * max(slot_s - saved_s, 0.0), decode_s)
 
 
 def _trust(age_s: float, rules: CostRules) -> float:
@@ -397,7 +397,7 @@ KV_FULL_COSTS = 0.95
 """With so large a share in use, requests may wait for KV cache."""
 
 
-class Seats:
+class Slots:
     """The limit of one engine; infinite until it was met."""
 
     __slots__ = ("_most", "_running", "limit")

@@ -20,9 +20,9 @@ from cellgate.router.cost import (
     Facts,
     FixedCost,
     OtherLoad,
-    Seats,
+    Slots,
     Terms,
-    forecast,
+    cost_terms,
     price,
     terms,
 )
@@ -59,13 +59,13 @@ class CostModel:
         self.cache: PrefixCache | KnownPrefixes = self.prefixes
         """What is asked for the blocks that the unit holds: `known`, else `prefixes`."""
         self.errors = Errors()
-        self.seats = Seats()
+        self.slots = Slots()
         self.kv_tokens = 0
         self.last_plain: tuple[Attempted, Usage | None, float] | None = None
         """The plain answer that ended last, and when, until something was learnt from it."""
         self.facts = Facts(rates)
         """What the last forecast was made from."""
-        self.set_forecast(forecast([self.facts], COSTS)[0])
+        self.set_terms(cost_terms([self.facts], COSTS)[0])
         self.size(None, ALL_BLOCKS)
 
     def size(self, load: Load | None, share: int) -> None:
@@ -77,16 +77,17 @@ class CostModel:
         if not 0.8 <= self.prefixes.limit / limit <= 1.25:
             self.prefixes.resize(limit)
 
-    def set_forecast(self, one: CostTerms) -> None:
+    def set_terms(self, one: CostTerms) -> None:
         """Set the forecast."""
-        self.forecast: CostTerms = one
+        self.cost_terms: CostTerms = one
         self._price: FixedCost = price(one, self.rates, is_sure=self.is_sure())
-        self.backlog.tariff = None
+        self.backlog.cost_inputs = None
 
-    def tariff(self) -> CostInputs:
+    def cost_inputs(self) -> CostInputs:
         """What an ask costs here with the work that is there, until that changes, or a tick passes."""
         (
-            tokens_s, token_s, fixed_s, step_s, sequence_s, uncached_s, beside_s, kv_room, seat_room,
+            tokens_s, token_s, fixed_s, step_s, sequence_s, uncached_s, slowdown_of_others_s, kv_room,
+            slot_room,
             byte_tokens, sure_tokens_s, hidden, _, _,
         ) = self._price  # fmt: skip
         front: QueuedWork | None = None
@@ -95,31 +96,31 @@ class CostModel:
         if backlog.queued_tokens:
             behind = backlog.queued_tokens - hidden - front_tokens
             front = behind, front_tokens, backlog.front_since, tokens_s, token_s, sure_tokens_s
-        backlog.tariff = tariff = (
-            kv_room - backlog.kv_tokens if batch < seat_room else -inf,
+        backlog.cost_inputs = cost_inputs = (
+            kv_room - backlog.kv_tokens if batch < slot_room else -inf,
             fixed_s,
             step_s + sequence_s * batch,
-            uncached_s + beside_s * batch,
+            uncached_s + slowdown_of_others_s * batch,
             byte_tokens,
             front,
         )
-        return tariff
+        return cost_inputs
 
-    def quote(
+    def estimate(
         self, ask: Ask, held: int, expected: Expected, now: float, like: CostModel | None = None
-    ) -> Quote:
+    ) -> CostEstimate:
         """What `ask` would cost on this unit now, which holds `held` blocks of its prompt. `like`: if it were
         as fast as that unit.
         """
-        own, pace = self.forecast, like or self
+        own, pace = self.cost_terms, like or self
         if like is not None:
-            fast = like.forecast
+            fast = like.cost_terms
             own = own._replace(
                 tokens_s=fast.tokens_s,
                 token_s=fast.token_s,
                 step_s=fast.step_s,
                 sequence_s=fast.sequence_s,
-                beside_s=fast.beside_s,
+                slowdown_of_others_s=fast.slowdown_of_others_s,
                 latency_s=fast.latency_s,
             )
         bytes_per_token = pace.rates.bytes_per_token.value
@@ -128,7 +129,7 @@ class CostModel:
         cached = held * block_tokens * self.prefixes.trust
         spared = pace.spared_tokens(held, expected)
         reckoned = terms(own, self.backlog, tokens, cached, spared, expected.answer_tokens, now)
-        return _new(Quote, (reckoned, tokens, cached))
+        return _new(CostEstimate, (reckoned, tokens, cached))
 
     def spared_tokens(self, held: int, expected: Expected) -> float:
         """What is not charged of a prompt of which the unit holds so many blocks (see Expected)."""
@@ -155,8 +156,8 @@ class CostModel:
         """Seconds of this gate's prompts that the unit has to compute; 0 until its rate was measured."""
         if not self.is_sure():
             return 0.0
-        tokens_s = self.forecast.tokens_s
-        return self.backlog.backlog_tokens(now, tokens_s, self.forecast.latency_s) / tokens_s
+        tokens_s = self.cost_terms.tokens_s
+        return self.backlog.backlog_tokens(now, tokens_s, self.cost_terms.latency_s) / tokens_s
 
     def add(self, key: object, ask: Ask, expected: Expected, held: int, now: float) -> Job:
         """An attempt is sent to the unit, which holds `held` blocks of its prompt."""
@@ -170,16 +171,16 @@ class CostModel:
             left -= cached
         if left < 1.0:
             left = 1.0
-        room = (backlog.tariff or self.tariff())[0]
-        if has_seat := tokens + answer_tokens <= room:
+        room = (backlog.cost_inputs or self.cost_inputs())[0]
+        if has_slot := tokens + answer_tokens <= room:
             ahead = left
             if backlog.queued_tokens:
-                ahead += backlog.backlog_tokens(now, price.tokens_s, self.forecast.latency_s)
+                ahead += backlog.backlog_tokens(now, price.tokens_s, self.cost_terms.latency_s)
             ttft_s = price.ahead_s + ahead * price.token_s
             if batch := backlog.batch:
-                has_seat = batch + price.foreign_batch < backlog.peak_batch
+                has_slot = batch + price.foreign_batch < backlog.peak_batch
         else:
-            ttft_s = Cost(*terms(self.forecast, backlog, tokens, cached, 0.0, answer_tokens, now)).ttft_s
+            ttft_s = Cost(*terms(self.cost_terms, backlog, tokens, cached, 0.0, answer_tokens, now)).ttft_s
         if blocks := ask.blocks:
             record = self.prefixes.record(blocks)
         uncached = int(left)
@@ -190,7 +191,7 @@ class CostModel:
                 uncached + int(answer_tokens),
                 now,
                 now + rates.latency.value,
-                has_seat,
+                has_slot,
                 int(tokens),
                 int(cached),
                 held,
@@ -238,7 +239,7 @@ class CostModel:
         prefill_s = beside.tokens / self.rates.prefill_tokens_s.value
         if tokens >= STEPS_LEAST and prefill_s < PREFILL_MOST * stream_s:
             # A sequence that waits for a decode slot does not make steps longer.
-            batch = min(beside.batch + self._price.foreign_batch, self.seats.limit)
+            batch = min(beside.batch + self._price.foreign_batch, self.slots.limit)
             self.rates.steps.learn((stream_s - prefill_s) / tokens, batch)
 
     def learn_plain(self) -> None:
@@ -263,7 +264,7 @@ class CostModel:
     def used(self, ask: Ask, job: Job, usage: Usage) -> None:
         """An answer has reported its usage."""
         if (found := usage.cached_tokens) is not None and job.record:
-            expected = job.held_blocks * BLOCK_BYTES / self.rates.bytes_per_token.value
+            expected = job.cached_blocks * BLOCK_BYTES / self.rates.bytes_per_token.value
             self.prefixes.correct(expected, float(found))
         self.rates.used(ask.prompt_bytes, usage.prompt_tokens)
 
@@ -298,21 +299,21 @@ class CostModel:
         if self.known is not None:
             self.known.forget()
         self.rates.reset()
-        self.seats.reset()
+        self.slots.reset()
         self.backlog.forget_peak()
         self.kv_tokens = 0
 
-    def line(self, told: RemoteLoad | None, now: float) -> Line:
-        """What the unit has to compute, as `told` has it of other gates."""
+    def line(self, reported: RemoteLoad | None, now: float) -> Line:
+        """What the unit has to compute, as `reported` has it of other gates."""
         tokens_s = self.rates.prefill_tokens_s.reckoned
         own = self.backlog.backlog_tokens(now, tokens_s)
-        return Line(own / tokens_s, told.uncached_tokens / tokens_s if told is not None else 0.0)
+        return Line(own / tokens_s, reported.uncached_tokens / tokens_s if reported is not None else 0.0)
 
     def learn_facts(
-        self, load: Load | None, told: RemoteLoad | None, others_s: float, far_s: float, now: float
+        self, load: Load | None, reported: RemoteLoad | None, others_s: float, far_s: float, now: float
     ) -> None:
         """Take down what a forecast is made from; other gates' prompts there will take `others_s`."""
-        decoding = self.other_gates.hear(_others_decoding(load, told, others_s), now)
+        decoding = self.other_gates.hear(_others_decoding(load, reported, others_s), now)
         tokens = others_s * self.rates.prefill_tokens_s.reckoned
         self.facts = Facts(
             self.rates,
@@ -321,7 +322,7 @@ class CostModel:
             far_s,
             self.kv_tokens,
             self.backlog.written_tokens(now),
-            self.seats.limit,
+            self.slots.limit,
         )
 
 
@@ -333,7 +334,7 @@ class Usage(NamedTuple):
     cached_tokens: int | None = None
 
 
-class Quote(NamedTuple):
+class CostEstimate(NamedTuple):
     """The cost of an ask on a unit: the terms (see Cost), and what they were computed from."""
 
     terms: Terms
@@ -366,13 +367,13 @@ def _foreign(load: Load | None) -> int:
     return max(load.foreign - 1, 0) if load is not None else 0
 
 
-def _others_decoding(load: Load | None, told: RemoteLoad | None, others_s: float) -> float | None:
+def _others_decoding(load: Load | None, reported: RemoteLoad | None, others_s: float) -> float | None:
     """What other gates tell; and requests that come to the engine past all gates. Prompts to be computed
     count as such.
     """
-    if told is None:
+    if reported is None:
         return float(_foreign(load)) if others_s else None
-    return float(max(_foreign(load), told.in_flight) - told.prefilling)
+    return float(max(_foreign(load), reported.in_flight) - reported.prefilling)
 
 
 def _report(
@@ -428,27 +429,27 @@ class RemoteLoad(NamedTuple):
     drained: bool = False
 
 
-NOTHING_ELSEWHERE = RemoteLoad()
+NO_REMOTE_LOAD = RemoteLoad()
 
 
 class Line(NamedTuple):
     """Seconds that a unit needs for prompts: this gate's, and those that others told of."""
 
     own_s: float
-    told_s: float
+    reported_s: float
 
 
 def expected_s(lines: Sequence[Line]) -> list[float]:
     """Seconds of others' prompts at each unit, where all these serve the same requests."""
-    told_s = sum(line.told_s for line in lines)
-    if not told_s:
+    reported_s = sum(line.reported_s for line in lines)
+    if not reported_s:
         return [0.0] * len(lines)
-    there = [line.own_s + line.told_s for line in lines]
+    there = [line.own_s + line.reported_s for line in lines]
     computed = [min(each, MODEL_UNSEEN_S) for each in there]
     left = [each - gone for each, gone in zip(there, computed, strict=True)]
-    level = _level(left, sum(computed) * told_s / sum(there))
+    level = _level(left, sum(computed) * reported_s / sum(there))
     return [
-        max(line.told_s - gone, 0.0) + max(level - rest, 0.0)
+        max(line.reported_s - gone, 0.0) + max(level - rest, 0.0)
         for line, gone, rest in zip(lines, computed, left, strict=True)
     ]
 
@@ -458,21 +459,21 @@ class OtherGates:
 
     def __init__(self) -> None:
         self._mean = 0.0
-        self._heard_at: float | None = None
+        self._received_at: float | None = None
 
-    def hear(self, told: float | None, now: float) -> float | None:
+    def hear(self, reported: float | None, now: float) -> float | None:
         """The mean, with what is told now; None: they have had nothing there for a while.
 
-        `told` is None while they tell of nothing.
+        `reported` is None while they tell of nothing.
         """
-        if told is None:
+        if reported is None:
             if self._mean < _NO_SHARE:
-                self._heard_at = None
+                self._received_at = None
                 return None
-            told = 0.0
-        share = 1.0 if self._heard_at is None else 1.0 - exp((self._heard_at - now) / MEAN_S)
-        self._heard_at = now
-        self._mean += share * (told - self._mean)
+            reported = 0.0
+        share = 1.0 if self._received_at is None else 1.0 - exp((self._received_at - now) / MEAN_S)
+        self._received_at = now
+        self._mean += share * (reported - self._mean)
         return self._mean
 
 

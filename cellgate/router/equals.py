@@ -14,7 +14,7 @@ from math import log
 
 ERROR = 1e-6
 """In so many comparisons of equals at most one finds a difference."""
-GIVE_UP = 0.3
+FUTILE = 0.3
 """With so little evidence left a comparison ends."""
 PAIRS_MAX = 96
 """So many pairs show any difference of a half."""
@@ -67,7 +67,7 @@ class Comparison:
     @property
     def is_over(self) -> bool:
         """Whether more pairs are not worth what they cost."""
-        return self.is_worse or self.evidence < GIVE_UP or self.pairs >= PAIRS_MAX
+        return self.is_worse or self.evidence < FUTILE or self.pairs >= PAIRS_MAX
 
 
 class Mending:

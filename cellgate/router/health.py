@@ -127,11 +127,11 @@ def hides_work(state: UnitState, now: float, rules: Rules, asked_at: float = inf
 
 def _believed_s(state: UnitState, leases: list[Lease], rules: Rules) -> float:
     """How long these requests may keep the unit busy with nothing to show for it."""
-    if is_told(state):
+    if is_reported(state):
         return max(rules.silent_min_s, STALLS * state.step_times.slowest_s(None))
     believed_s = stall_limit_s(state, rules)
     alone_s = UNSEEN_S if state.is_alone else 0.0
-    if state.counters_at or len(leases) <= state.seats_shown:
+    if state.counters_at or len(leases) <= state.slots_shown:
         # Its steps are counted, or a canary has a place beside these requests.
         return max(believed_s, alone_s)
     answers_s = max((answer_s(state, lease) for lease in leases if not lease.ask.stream), default=0.0)
@@ -147,13 +147,13 @@ def borne_until(state: UnitState, now: float, rules: Rules) -> float:
     this length are usual, or were lately shown by the unit or a peer, and ended by themselves. -inf: it is
     not silent.
     """
-    if not state.leases or now - state.quiet_since < rules.silent_min_s or is_told(state):
+    if not state.leases or now - state.quiet_since < rules.silent_min_s or is_reported(state):
         return -inf
     least_s = rules.silent_min_s + rules.canary_timeout_s + STALL_FIRST_S
     return state.quiet_since + max(least_s, STALLS * state.pauses.longest_s(state.quiet_since))
 
 
-def is_told(state: UnitState) -> bool:
+def is_reported(state: UnitState) -> bool:
     """Whether a node is the reason for a suspicion: an agent says that a process is stopped, which computes
     no prompt.
     """
@@ -190,7 +190,7 @@ def still_s(state: UnitState, now: float) -> float:
 
 def is_seen_still(state: UnitState, now: float) -> bool:
     """Whether its engine says that it has work, and counts no steps; or an agent that it is stopped."""
-    if is_told(state):
+    if is_reported(state):
         return True
     load = state.load
     is_read = load is not None and load.sighted and now - load.at < COUNTERS_FRESH_S + STALL_LATE_S
@@ -222,7 +222,7 @@ def find_rank_stall(state: UnitState, now: float, rules: Rules) -> tuple[int, St
     """
     if now - state.counters_at >= COUNTERS_FRESH_S or now - state.cleared_at < CLEARED_S:
         return None
-    found, limit_s = state.ranks.standstill(state.counters_at), stall_limit_s(state, rules)
+    found, limit_s = state.ranks.still_rank(state.counters_at), stall_limit_s(state, rules)
     if found is None or found.still_s < limit_s:
         return None
     own = [lease for lease in state.leases if lease.rank == found.rank]

@@ -28,7 +28,7 @@ _HOLDING = _OF_ANSWERS | {FAULT_SOURCE}
 """Sources about a unit as a whole whose fatal evidence is an open fault, as that of a node is."""
 ECHO_S = 3.0
 """Changed epochs from other readers this soon after the first mean the same incarnation."""
-ACQUITTED_S = 60.0
+CLEARED_S = 60.0
 """After a canary has cleared a suspicion that is weak, or by readiness, the same source cannot raise it again
 for this long.
 """
@@ -39,8 +39,8 @@ def judge(case: Case, evidence: Evidence, rules: Rules) -> Judgement:
     """Apply `evidence` to `case`."""
     faults = _faults(case.faults, evidence)
     if evidence.epoch is not None:
-        case, is_reborn = _read(case, evidence)
-        if is_reborn:
+        case, is_restarted = _read(case, evidence)
+        if is_restarted:
             fresh = Case(_STARTING, evidence.at, case.epochs, case.restarted, faults=faults, because=evidence)
             return Judgement(fresh, not faults)
     if evidence.sign is Sign.NEUTRAL or _is_no_news(case, evidence):
@@ -52,7 +52,7 @@ def judge(case: Case, evidence: Evidence, rules: Rules) -> Judgement:
             signal = None
         if not faults:
             signal = Signal.NODES_BACK
-    if signal is Signal.WEAK and _is_acquitted(case, evidence):
+    if signal is Signal.WEAK and _is_cleared(case, evidence):
         signal = None
     if signal is None and _is_refuted(case, evidence):
         signal = Signal.CANARY_PASSED
@@ -71,7 +71,7 @@ def judge(case: Case, evidence: Evidence, rules: Rules) -> Judgement:
     if signal is Signal.STRONG and evidence.source == READINESS_SOURCE:
         if case.verdict is _PROBATION:
             signal = None
-        elif case.verdict is _UP and _is_acquitted(case, evidence):
+        elif case.verdict is _UP and _is_cleared(case, evidence):
             # It generates, whatever it says. A canary shows whether that is still so.
             return Judgement(replace(case, cleared=(None, evidence.source, evidence.at)), True)
     if signal is None or (case.verdict, signal) not in TRANSITIONS:
@@ -255,7 +255,7 @@ def _is_of_one_rate(one: Evidence, other: Evidence) -> bool:
     return one.node == other.node and (one.node is None or one.source == other.source)
 
 
-def _is_acquitted(case: Case, evidence: Evidence) -> bool:
+def _is_cleared(case: Case, evidence: Evidence) -> bool:
     """A node with a constant weak fault must not make its working unit suspect every few seconds."""
     node, source, at = case.cleared
-    return (node, source) == (evidence.node, evidence.source) and evidence.at - at < ACQUITTED_S
+    return (node, source) == (evidence.node, evidence.source) and evidence.at - at < CLEARED_S

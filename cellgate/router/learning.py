@@ -76,7 +76,7 @@ class Rates:
         self._span_tokens, self._span_s = 0, 0.0
 
     def prefilled(
-        self, tokens: int, busy_s: float, span_s: float = 0.0, *, follows: bool = True, had_seat: bool = True
+        self, tokens: int, busy_s: float, span_s: float = 0.0, *, follows: bool = True, had_slot: bool = True
     ) -> None:
         """So many uncached tokens were computed in `busy_s`, right behind others if it `follows`; they were
         shown `span_s` after those before them.
@@ -98,7 +98,7 @@ class Rates:
             if tokens_s > _SURPLUS * rate.value:
                 rate.learn(tokens_s)
             self._span_tokens, self._span_s = 0, 0.0
-        if not had_seat:
+        if not had_slot:
             return
         if follows:
             self.followed += 1
@@ -491,10 +491,10 @@ class StepTimes:
         Prompts are computed one after the other or in one step, so the time of one begins when the one before
         it is done: to go by its time to first token would be to go by the length of the queue.
         """
-        tokens, busy_s, ttft_s, span_s, found_idle, follows, had_seat = done
+        tokens, busy_s, ttft_s, span_s, found_idle, follows, had_slot = done
         rates = self.rates
-        rates.prefilled(tokens, busy_s, span_s, follows=follows, had_seat=had_seat)
-        if not had_seat:
+        rates.prefilled(tokens, busy_s, span_s, follows=follows, had_slot=had_slot)
+        if not had_slot:
             self._bound(tokens, ttft_s)
         else:
             if found_idle:
@@ -585,8 +585,8 @@ class StepTimes:
         """
         rate, latency = self.rates.prefill_tokens_s, self.rates.latency
         beyond = 1.0 if counts else min(max(1.0, tokens / max(self._largest, 1)), BEYOND_MAX)
-        beside_s = beside / rate.value if rate.seen else 0.0
-        prefill_s = latency.without_work_s(rate.value) + beyond * tokens / rate.value + beside_s
+        slowdown_of_others_s = beside / rate.value if rate.seen else 0.0
+        prefill_s = latency.without_work_s(rate.value) + beyond * tokens / rate.value + slowdown_of_others_s
         # What a large prompt took in several steps, a small one may take in one.
         step_s = min(self._idle_pace_s * tokens, self.longest_wait_s)
         return max(prefill_s, step_s, self._pace_s * tokens, self._shared_pace_s * (tokens + beside))

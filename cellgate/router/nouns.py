@@ -402,7 +402,7 @@ class Candidate(NamedTuple):
 
     `load` is in-flight requests here plus the engine's foreign ones, not yet divided by `weight`; both are
     given to policies that do not rank by seconds. `cost_s` is what the ask costs there, in predicted
-    seconds. A unit without room may rank: when it ranks first, the ask waits for it. `held_blocks` of the
+    seconds. A unit without room may rank: when it ranks first, the ask waits for it. `cached_blocks` of the
     prompt are believed to be in its prefix cache.
     """
 
@@ -412,7 +412,7 @@ class Candidate(NamedTuple):
     weight: float
     cost_s: float = 0.0
     has_room: bool = True
-    held_blocks: int = 0
+    cached_blocks: int = 0
 
 
 class Kept(NamedTuple):
@@ -771,5 +771,5 @@ PREFILLED, LEG_LOST, TRANSFERRED, LINK_FAILED, UNFIT, ORPHANED, RELEASED = STEPS
 )
 """The prompt was computed; the prefiller failed; the decoder has sent its first token; the blocks did not
 arrive; the request cannot be split; blocks were computed that nobody will fetch; those were released."""
-ORPHAN_S = 30.0
+UNCLAIMED_S = 30.0
 """Engines free blocks that nobody has fetched for this long (vLLM: kv_lease_duration)."""

@@ -42,7 +42,7 @@ OWN_S = 30.0
 """So long it is believed that requests of a kind are themselves at fault."""
 AGAIN = 10
 """Of doubtful answers of which that is believed, one in so many is asked again; the others pass."""
-SHARE, PURSE = 0.015, 6.0
+SHARE, BUDGET = 0.015, 6.0
 """What opinions that change nothing may cost: a share of the requests, and so many at once."""
 UNSURE_S = 2.0
 """So long a unit that gave a doubtful answer, and no good one, is not asked about others' answers."""
@@ -70,7 +70,7 @@ class Opinions:
         """Kinds of requests, and what units say to them, that are at fault themselves; until when."""
         self._known = 0
         """How many doubtful answers were believed to be at fault themselves."""
-        self._purse = PURSE
+        self._budget = BUDGET
         self._arrived = 0
         """Requests since the last thing that was found."""
 
@@ -82,7 +82,7 @@ class Opinions:
         if quiet_s > KNOWN_S or (quiet_s > OPINION_WATCH_S and not self._any_refuses()):
             self._forget()
             return ()
-        self._purse = min(PURSE, self._purse + SHARE)
+        self._budget = min(BUDGET, self._budget + SHARE)
         self._arrived += 1
         records = self._records.get(kind)
         if not records:
@@ -131,9 +131,9 @@ class Opinions:
             return Advice.INSIST
         is_known = now < self._own.get((kind, what), 0.0)
         self._known += is_known
-        if self._purse < 1.0 or (is_known and self._known % AGAIN):
+        if self._budget < 1.0 or (is_known and self._known % AGAIN):
             return Advice.SHOW if is_known or asked or not record.pending else Advice.HOLD
-        self._purse -= 1.0
+        self._budget -= 1.0
         self._opens(record)
         if is_known:
             # This only looks again.
@@ -152,7 +152,7 @@ class Opinions:
         """Nothing is learnt of a doubt. Not `is_spent`: nobody could be asked."""
         self._closes(unit, kind)
         if not is_spent:
-            self._purse = min(PURSE, self._purse + 1.0)
+            self._budget = min(BUDGET, self._budget + 1.0)
 
     def _closes(self, unit: str, kind: Kind) -> _Record:
         record = self._record(unit, kind)
@@ -166,7 +166,7 @@ class Opinions:
         mixed fleet may, whatever it is asked for.
         """
         record = self._closes(first, kind)
-        self._purse = min(PURSE, self._purse + 1.0)
+        self._budget = min(BUDGET, self._budget + 1.0)
         self._own.pop((kind, what), None)
         record.what = what
         record.outcomes.append((size, False))

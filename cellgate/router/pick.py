@@ -214,13 +214,13 @@ class Router:
         own_s = {}
         for row in rows:
             cost = self._cost(row, ask, expected, now)
-            own_s[row] = row.cost_s - cost.beside_s - cost.line_s
+            own_s[row] = row.cost_s - cost.slowdown_of_others_s - cost.queue_penalty_s
         near_s = min(own_s[row] for row in rows if states[row.unit].far_s == least_s)
         return [row for row in rows if states[row.unit].far_s == least_s or own_s[row] < near_s]
 
     def _cost(self, row: Candidate, ask: Ask, expected: Expected, now: float) -> Cost:
         costs = self.board.units[row.unit].costs
-        return Cost(*costs.quote(ask, row.held_blocks, expected, now).terms)
+        return Cost(*costs.estimate(ask, row.cached_blocks, expected, now).terms)
 
     def _is_late(self, row: Candidate, ask: Ask, expected: Expected, now: float) -> bool:
         """Whether a unit would answer too late, by its measured rates."""
@@ -236,7 +236,7 @@ class Router:
             shared.count += 1.0
         if splits and (split := splits.get(unit)) is not None:
             return self._open_split(unit, ask, now, split, expected, retry=retry)
-        held = row.held_blocks if self._bounds.by_cache else None
+        held = row.cached_blocks if self._bounds.by_cache else None
         return board.open(unit, ask, now, retry, expected, held)
 
     def _open_split(
@@ -248,10 +248,10 @@ class Router:
         lease = self.board.open(unit, ask, now, retry=retry, expected=expected, held=len(ask.blocks))
         costs = lease.unit_state.costs
         costs.expect_fetched(lease, now)
-        lease.split = split._replace(may_wait=not lease.job.had_seat or costs.backlog.queued > 0)
+        lease.split = split._replace(may_wait=not lease.job.had_slot or costs.backlog.queued > 0)
         # What an engine says of its prefix cache does not count blocks that came from elsewhere.
         ttft_s = split.prefill_s + split.transfer_s
-        lease.job = lease.job._replace(held_blocks=0, cached_tokens=0, ttft_s=ttft_s)
+        lease.job = lease.job._replace(cached_blocks=0, cached_tokens=0, ttft_s=ttft_s)
         self.board.pairs.link(split.prefiller, unit).use(now)
         return lease
 
@@ -375,7 +375,7 @@ class Router:
         while True:
             row = best[0]
             state = self.board.units[row.unit]
-            if not is_crowded(state, ask, to_read(state, ask, row.held_blocks), now, waited_s):
+            if not is_crowded(state, ask, to_read(state, ask, row.cached_blocks), now, waited_s):
                 return best
             crowded.append(row.unit)
             found = self._best(ask, now, crowded)
@@ -617,14 +617,14 @@ def _with_remote(
 
 def adapter_s(state: UnitState, ask: Ask, expected: Expected) -> float:
     """What the LoRA adapter of an ask costs on a unit, in seconds; 0 for an ask without one."""
-    answer_s = expected.answer_tokens * state.costs.forecast.step_s
+    answer_s = expected.answer_tokens * state.costs.cost_terms.step_s
     return state.adapters.cost_s(ask.model, answer_s) if ask.model is not None else 0.0
 
 
 def foreign_at(board: Board, state: UnitState) -> int:
     """Requests of others at a unit. The engine's report includes those of other gates, but is older."""
-    elsewhere = board.elsewhere.get(state.unit.name)
-    return state.foreign if elsewhere is None else max(state.foreign, elsewhere.in_flight)
+    remote_load = board.remote_load.get(state.unit.name)
+    return state.foreign if remote_load is None else max(state.foreign, remote_load.in_flight)
 
 
 def rows_of(
@@ -642,7 +642,7 @@ def rows_of(
     add = rows.append
     for name, state, held in known:
         costs = state.costs
-        room, fixed_s, step_s, token_s, byte_tokens, front = costs.backlog.tariff or costs.tariff()
+        room, fixed_s, step_s, token_s, byte_tokens, front = costs.backlog.cost_inputs or costs.cost_inputs()
         tokens, in_flight = prompt_bytes * byte_tokens, len(state.leases)
         cost_s = fixed_s + answer_tokens * step_s
         has_room = in_flight < state.limit * spread and now >= state.full_until
@@ -658,7 +658,7 @@ def rows_of(
                 if queued > backlog_s * sure_tokens_s and not overcommit and state.unit.role != "prefill":
                     has_room = False
         if tokens + answer_tokens > room:
-            cost_s = costs.quote(ask, held, expected, now).terms[0]
+            cost_s = costs.estimate(ask, held, expected, now).terms[0]
         else:
             if held:
                 tokens -= held * BLOCK_BYTES * byte_tokens * costs.prefixes.trust

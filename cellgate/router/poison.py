@@ -76,7 +76,9 @@ class Ledger:
 
     # -- what happens --------------------------------------------------------------------------------------
 
-    def lost(self, loss: Loss, there: Callable[[], Iterable[int]], *, works: bool, places: int = 0) -> Fate:
+    def lost(
+        self, loss: Loss, there: Callable[[], Iterable[int]], *, works: bool, places: int = 0
+    ) -> PromptVerdict:
         """A unit has died under a request. `there`: the fingerprints of all that it has now; `places`: how
         many places units are at, in all.
         """
@@ -85,14 +87,14 @@ class Ledger:
             death.lost_at = loss.at if loss.is_loss else None
         elif loss.opened_at > death.lost_at:
             # The unit was dead before it came.
-            return Fate.MOVES
+            return PromptVerdict.MOVES
         record = self.records.pop(loss.fingerprint, None) or PoisonRecord(loss.opened_at, loss.model)
         self.records[loss.fingerprint] = record
         record.at = loss.at
         if len(record.payers) < PAYERS:
             record.payers |= {loss.payer}
         if record.meets_one_dying(loss, death):
-            return Fate.MOVES
+            return PromptVerdict.MOVES
         death.died.add(loss.fingerprint)
         if not any(mark.death is death for mark in record.marks):
             record.marks = _weighed((*record.marks, _mark(death, loss)))
@@ -102,7 +104,7 @@ class Ledger:
         if len(self.records) > self._limit:
             self._reached()
             del self.records[next(iter(self.records))]
-        return self._fate(loss.fingerprint, record, loss.at)
+        return self._verdict(loss.fingerprint, record, loss.at)
 
     def fell(self, place: str, now: float) -> list[int]:
         """A unit is lost: recent errors of its engine count as its death. Returns the fingerprints to end."""
@@ -111,7 +113,7 @@ class Ledger:
             return []
         death.lost_at = now if death.lost_at is None else death.lost_at
         met = [(each, self.records[each]) for each in sorted(death.died) if each in self.records]
-        return [each for each, record in met if self._fate(each, record, now) is Fate.ENDS]
+        return [each for each, record in met if self._verdict(each, record, now) is PromptVerdict.ENDS]
 
     def answered(self, fingerprint: int) -> None:
         """A request was answered in full: it is innocent."""
@@ -174,14 +176,14 @@ class Ledger:
             for death in near:
                 death.is_many = True
 
-    def _fate(self, fingerprint: int, record: PoisonRecord, now: float) -> Fate:
+    def _verdict(self, fingerprint: int, record: PoisonRecord, now: float) -> PromptVerdict:
         standing, strides = record.standing, _of_one_stride(record.marks)
         if len(standing) > 1 or len(strides) > 2:
             suspected = standing if len(standing) > 1 else strides
             if self._is_alone(fingerprint, suspected, now):
                 record.ended = True
-                return Fate.ENDS
-        return Fate.SUSPECT if len(standing) > 1 else Fate.MOVES
+                return PromptVerdict.ENDS
+        return PromptVerdict.SUSPECT if len(standing) > 1 else PromptVerdict.MOVES
 
     def _is_alone(self, fingerprint: int, marks: tuple[Mark, ...], now: float) -> bool:
         """Whether no other request was in all of these deaths."""
@@ -195,7 +197,7 @@ class Ledger:
         )
 
 
-class Fate(Enum):
+class PromptVerdict(Enum):
     """What happens to a request whose unit has died."""
 
     MOVES = "moves"

@@ -75,7 +75,7 @@ class Pairs:
         for state in units.values():
             if state.gives_blocks():
                 self.prefillers.setdefault(state.unit.cell, []).append(state)
-                _grant_seats(state)
+                _grant_slots(state)
         self.has_needy = any(state.needs_prefiller for state in units.values())
         has_only_prefill = any(state.unit.role == "prefill" for state in units.values())
         self.decoders = (
@@ -90,7 +90,7 @@ class Pairs:
         unit = state.unit.name
         for pair in [pair for pair in self.links if unit in pair]:
             del self.links[pair]
-        _grant_seats(state)
+        _grant_slots(state)
 
     def link(self, prefiller: str, decoder: str) -> TransferLink:
         """The link of a pair."""
@@ -110,9 +110,9 @@ class Pairs:
         if state is None or not step.seconds:
             return 0.0
         costs = state.costs
-        if costs.backlog.queued or costs.backlog.batch + state.foreign > costs.seats.limit:
+        if costs.backlog.queued or costs.backlog.batch + state.foreign > costs.slots.limit:
             return 0.0
-        return max(step.seconds - costs.forecast.latency_s, SHORTEST_S)
+        return max(step.seconds - costs.cost_terms.latency_s, SHORTEST_S)
 
     # -- prices --------------------------------------------------------------------------------------------
 
@@ -135,7 +135,7 @@ class Pairs:
                 continue
             weighed, rest = best
             if weighed.pays:
-                found[row.unit] = self._split(ask, state, weighed, rest, row.held_blocks)
+                found[row.unit] = self._split(ask, state, weighed, rest, row.cached_blocks)
                 priced.append(row._replace(cost_s=weighed.split_s or row.cost_s))
             else:
                 priced.append(row)
@@ -191,7 +191,7 @@ class Pairs:
         decoder, must = state.unit.name, state.needs_prefiller
         if not (must or (0 < ask.prompt_bytes <= PROMPT_BYTES and ask.blocks and state.takes_blocks())):
             return None
-        tokens = _moved_tokens(ask, state, row.held_blocks)
+        tokens = _moved_tokens(ask, state, row.cached_blocks)
         # A link that is avoided is better than none.
         ways = [
             (leg.seconds + link.seconds(tokens, now) + link.closed_s(now), leg, link)
@@ -202,7 +202,7 @@ class Pairs:
         if not ways:
             return None
         both_s, leg, link = min(ways, key=_first)
-        rest = Cost(*state.costs.quote(ask, len(ask.blocks), expected, now).terms)
+        rest = Cost(*state.costs.estimate(ask, len(ask.blocks), expected, now).terms)
         spared_s = row.cost_s - rest.total_s
         transfer_s = link.seconds(tokens, now)
         weighed = Weighed(
@@ -333,7 +333,7 @@ class Weighed(NamedTuple):
     pays: bool = False
 
 
-def _grant_seats(state: UnitState) -> None:
+def _grant_slots(state: UnitState) -> None:
     """A unit that only computes prompts has a decode slot for each: so how long they take is always its
     prefill rate. Prompts that wait there would else look like sequences that wait for others to end.
     """
@@ -354,9 +354,9 @@ def _may_prefill(state: UnitState, ask: Ask, now: float) -> bool:
 
 def _prompt_s(state: UnitState, ask: Ask, now: float) -> float:
     """What it costs to compute a prompt: what others on a pure prefiller wait is in their own queues."""
-    cost = Cost(*state.costs.quote(ask, state.costs.cache.match(ask.blocks), _PROMPT_ONLY, now).terms)
-    beside_s = 0.0 if state.unit.role == "prefill" else cost.beside_s
-    return cost.ttft_s + cost.evict_s + cost.error_s + cost.doubt_s + beside_s
+    cost = Cost(*state.costs.estimate(ask, state.costs.cache.match(ask.blocks), _PROMPT_ONLY, now).terms)
+    slowdown_of_others_s = 0.0 if state.unit.role == "prefill" else cost.slowdown_of_others_s
+    return cost.ttft_s + cost.eviction_s + cost.error_s + cost.unknown_s + slowdown_of_others_s
 
 
 def _moved_tokens(ask: Ask, state: UnitState, held: int) -> int:

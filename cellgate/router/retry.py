@@ -66,7 +66,7 @@ class Step(NamedTuple):
     returns: bool = False
 
 
-GIVE_UP, FREE = Step(again=False), Step(again=True)
+END, FREE = Step(again=False), Step(again=True)
 
 
 class Attempts(NamedTuple):
@@ -109,11 +109,11 @@ def next_step(
     requests are in flight at the gate, `paid_live` how many of them are paid retries.
     """
     if not rule.again:
-        return GIVE_UP
+        return END
     if not (rule.draws and is_up):
         return free_step(history, rule, rules, is_alone=is_alone)
     is_within = history.paid + 1 < rules.attempts and has_budget(live, paid_live, rules)
-    return Step(again=True, draws=True) if is_within else GIVE_UP
+    return Step(again=True, draws=True) if is_within else END
 
 
 def free_step(history: Attempts, rule: RetryRule, rules: Rules, *, is_alone: bool = False) -> Step:

@@ -93,7 +93,7 @@ class Sampler:
 
 SHARE = 0.02
 """The share of the predicted seconds of all picks that may be spent on exploration."""
-PURSE_MAX_S = 60.0
+BUDGET_MAX_S = 60.0
 IDLE_S = 2.0
 """A unit that got a request this recently needs no exploration."""
 LOOK_S = 0.1
@@ -114,25 +114,25 @@ class Explorer:
         self, rows: Iterable[Candidate], best: Candidate, ask: Ask, expected: Expected, now: float
     ) -> Candidate:
         """`best`, or instead of it the idle unit of its cell whose turn it is, if the budget affords it."""
-        self.budget_s = min(self.budget_s, PURSE_MAX_S)
+        self.budget_s = min(self.budget_s, BUDGET_MAX_S)
         self.look_at = now + LOOK_S
         states, most_due, chosen, price_s = self._board.units, 0.0, best, 0.0
         usual = states[best.unit]
-        fast = usual.costs.forecast
+        fast = usual.costs.cost_terms
         for row in rows:
             state = states[row.unit]
             idle_s, costs = now - state.last_lease_at, state.costs
             if idle_s <= IDLE_S or row.in_flight or not row.has_room or state.unit.cell != usual.unit.cell:
                 continue
-            own = costs.forecast
+            own = costs.cost_terms
             if own.token_s <= fast.token_s and own.step_s <= fast.step_s and own.latency_s <= fast.latency_s:
                 continue
             # One that has had no request since it came up may be dearer for its weight alone.
             is_guessed = state.last_lease_at <= state.up_since and state.weight < usual.weight
             regret_s = row.cost_s - best.cost_s
             due = inf if is_guessed else idle_s / max(regret_s, SAME_S)
-            if due > most_due and (is_guessed or regret_s <= PURSE_MAX_S):
-                as_fast = costs.quote(ask, row.held_blocks, expected, now, like=usual.costs)
+            if due > most_due and (is_guessed or regret_s <= BUDGET_MAX_S):
+                as_fast = costs.estimate(ask, row.cached_blocks, expected, now, like=usual.costs)
                 if as_fast.terms[0] <= best.cost_s + SAME_S:
                     most_due, chosen, price_s = due, row, max(regret_s, 0.0)
         if price_s > self.budget_s and most_due < inf:

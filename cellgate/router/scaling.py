@@ -48,7 +48,7 @@ class Demand:
 
     arrivals: Sequence[Arrival]
     units: int
-    seats: int
+    slots: int
     step_s: Callable[[float], float]
     latency_s: float
     measured_s: float | None
@@ -122,12 +122,12 @@ def replay_s(demand: Demand, units: int) -> float:
         first_at = max(at, free_at) + prefill_s
         found.append(first_at - at)
         decoding, end_at = ends[unit], first_at + decode_s * slower
-        if len(decoding) < demand.seats:
+        if len(decoding) < demand.slots:
             heappush(decoding, end_at)
         else:
             heapreplace(decoding, end_at)
-        seat_at = decoding[0] if len(decoding) == demand.seats else -inf
-        heappush(free, (max(first_at, seat_at), unit))
+        slot_at = decoding[0] if len(decoding) == demand.slots else -inf
+        heappush(free, (max(first_at, slot_at), unit))
     return quantile(found) + demand.latency_s
 
 
@@ -136,10 +136,10 @@ def _slower(demand: Demand, units: int) -> float:
     arrivals = demand.arrivals
     span_s = max(arrivals[-1].at - arrivals[0].at, 1.0)
     sequences = sum(arrival.decode_s for arrival in arrivals) / span_s
-    before_s = demand.step_s(min(sequences / demand.units, demand.seats))
+    before_s = demand.step_s(min(sequences / demand.units, demand.slots))
     factor = 1.0
     for _ in range(_SCALING_ROUNDS if before_s else 0):
-        factor = demand.step_s(min(sequences * factor / units, demand.seats)) / before_s
+        factor = demand.step_s(min(sequences * factor / units, demand.slots)) / before_s
     return factor
 
 
@@ -163,7 +163,7 @@ def demand_of(served: Iterable[AnsweredRequest], states: Sequence[UnitState], no
     return Demand(
         arrivals,
         len(states),
-        max(1, int(_mean(seats_of(state) for state in states))),
+        max(1, int(_mean(slots_of(state) for state in states))),
         lambda batch: _mean(state.costs.rates.steps.at(batch) for state in states),
         _mean(state.costs.rates.latency.without_work_s(rate) for state in states),
         quantile(streams) if len(streams) >= ENOUGH else None,
@@ -176,17 +176,17 @@ def _arrival(served: AnsweredRequest, rate: float, stretch: float) -> Arrival:
     return Arrival(served.came_at, prefill_s, max(0.0, served.ended_at - begun_at) * stretch)
 
 
-def seats_of(state: UnitState) -> float:
+def slots_of(state: UnitState) -> float:
     """How many sequences a unit decodes at once."""
-    return min(float(state.unit.max_in_flight), state.costs.seats.limit)
+    return min(float(state.unit.max_in_flight), state.costs.slots.limit)
 
 
 def saturation(states: Sequence[UnitState]) -> float:
     """The share of seats in use, or of the time in which units had prompts to compute, whichever is more."""
-    seats = sum(seats_of(state) for state in states)
-    if not seats:
+    slots = sum(slots_of(state) for state in states)
+    if not slots:
         return 0.0
-    return max(sum(state.batch for state in states) / seats, _mean(state.prefilling for state in states))
+    return max(sum(state.batch for state in states) / slots, _mean(state.prefilling for state in states))
 
 
 def desired_units(found: Waits, usable: int, all_units: int, goal_s: float, saturated: float) -> int:

@@ -154,11 +154,11 @@ class Asking:
         return pool in self._pools and now - self._pools[pool][1] < ACTIVE_S
 
 
-def to_read(state: UnitState, ask: Ask, held_blocks: int) -> float:
+def to_read(state: UnitState, ask: Ask, cached_blocks: int) -> float:
     """How many bytes a unit reads of a prompt of which it holds so many blocks, as far as others wait for
     that. It has yet to compute those that it holds only for prompts that it has not answered.
     """
-    proven = state.costs.prefixes.proven(ask.blocks, held_blocks) if held_blocks else 0
+    proven = state.costs.prefixes.proven(ask.blocks, cached_blocks) if cached_blocks else 0
     cached = min(proven * BLOCK_BYTES, ask.prompt_bytes)
     return EACH_BYTES + ask.prompt_bytes - cached * (1.0 - CACHED_PART)
 
@@ -166,7 +166,7 @@ def to_read(state: UnitState, ask: Ask, held_blocks: int) -> float:
 def left_to_read(lease: Lease) -> float:
     """The same of a prompt that was sent."""
     if lease.split is None:
-        return to_read(lease.unit_state, lease.ask, lease.job.held_blocks)
+        return to_read(lease.unit_state, lease.ask, lease.job.cached_blocks)
     # Another unit computes it.
     return EACH_BYTES + lease.ask.prompt_bytes * CACHED_PART
 

@@ -62,7 +62,7 @@ class InRotation:
         """When it was drained, and found to be slow; 0: before this process."""
         self._hold: Hold | None = None
         self._restart_suspected_at = -1.0
-        self._risen_at = 0.0
+        self._up_since = 0.0
         self.on_change: Callable[[], None] = _nobody
 
     @property
@@ -111,11 +111,11 @@ class InRotation:
     @property
     def up_since(self) -> float:
         """When it last came up."""
-        return self._risen_at
+        return self._up_since
 
     @up_since.setter
     def up_since(self, at: float) -> None:
-        self._risen_at = at
+        self._up_since = at
         self.on_change()
 
     @property
@@ -136,7 +136,7 @@ class InRotation:
 
     def steady_at(self, slow_start_s: float) -> float:
         """From when on no other goes before it: not while it is SUSPECT, or in slow start."""
-        return self._risen_at + slow_start_s if self._case.verdict is Verdict.UP else inf
+        return self._up_since + slow_start_s if self._case.verdict is Verdict.UP else inf
 
     def serves_model(self, model: str | None) -> bool:
         """Whether it serves a model; one whose models are not known may serve any."""
@@ -201,7 +201,7 @@ class UnitState(InRotation):
     """While this is not before the last progress, another gate sends the next canary."""
     asks_next: Use | None
     """The kind of request that the next canary is to be."""
-    seats_shown: int
+    slots_shown: int
     """The most requests beside which a canary was answered."""
     occupied_until: float
     """A probe of the gate keeps it busy until then at most."""
@@ -256,7 +256,7 @@ class UnitState(InRotation):
         self.answered_at = self.last_error_at = self.stall_reported_at = 0.0
         self.stalls, self.pauses = deque(maxlen=STALLS_KEPT), Pauses()
         self.busy_at, self.cleared_at, self.peer_canary_at = -BUSY_S, -inf, -1.0
-        self.asks_next, self.seats_shown, self.occupied_until = None, 0, 0.0
+        self.asks_next, self.slots_shown, self.occupied_until = None, 0, 0.0
         self.answers, self.urgency = None, Urgency.ROUTINE
         self.is_awaited = self.is_alone = self.fell_unseen = self.can_hold = self.is_hold_spent = False
         self.held_until, self.kept = 0.0, None
@@ -380,10 +380,10 @@ class UnitState(InRotation):
         since = max(self.quiet_since, lease.opened_at)
         waits = [stall for stall in self.stalls if stall.since + stall.still_s >= lease.opened_at]
         waits.append(Stalled(now - since, since, tokens_there(self.leases, self._joins_until(since), lease)))
-        if not self.counters_at and done.had_seat:
+        if not self.counters_at and done.had_slot:
             since = now - done.span_s
             waits.append(Stalled(done.span_s, since, tokens_there(self.leases, since + JOINED_S, lease)))
-        longest, is_whole = max(waits), done.had_seat or self.counters_at > 0.0
+        longest, is_whole = max(waits), done.had_slot or self.counters_at > 0.0
         beside = max(0, longest.tokens - done.tokens)
         at_once = tokens_there(self.leases, longest.since, lease)
         step_times = self.step_times
@@ -470,7 +470,7 @@ class UnitState(InRotation):
         is_idle = load is not None and load.at > self.busy_at and load.at_engine == 0
         return is_idle and self.in_flight <= 1
 
-    def record_seats(self, asked_at: float) -> None:
+    def record_slots(self, asked_at: float) -> None:
         """A canary that was sent at `asked_at` is answered: it had a slot beside the requests that occupy the
         engine still. One that was sent just before it, and shows nothing, may have arrived after it.
         """
@@ -479,7 +479,7 @@ class UnitState(InRotation):
             and (lease.ask.stream if lease.committed else lease.opened_at < asked_at - JOINED_S)
             for lease in self.leases
         )
-        self.seats_shown = max(self.seats_shown, beside)
+        self.slots_shown = max(self.slots_shown, beside)
 
     def speed(self) -> Speed | None:
         """Its speed for a comparison; None with too few recent tokens."""
@@ -593,7 +593,7 @@ class Lease:
         self.split: SplitPlan | None = None
         self.on_evict: Callable[[], None] | None = None
 
-    def hold_back(self, *, held: bool) -> None:
+    def make_wait(self, *, held: bool) -> None:
         """Its engine has to wait for its client, or no more."""
         self.paused, self.was_paused = held, True
         if held:
@@ -680,7 +680,7 @@ class Rank:
 
 
 @dataclass(frozen=True, slots=True)
-class StandstillReport:
+class StillRank:
     """A rank with requests that has made no step for `still_s` seconds."""
 
     rank: int
@@ -757,11 +757,11 @@ class Ranks:
         for rank in self.ranks:
             rank.prefixes.purge()
 
-    def standstill(self, at: float) -> StandstillReport | None:
+    def still_rank(self, at: float) -> StillRank | None:
         """The rank with requests that has made no step for longest, as of a report at `at`."""
-        worst: StandstillReport | None = None
+        worst: StillRank | None = None
         for number, rank in enumerate(self.ranks[: self.count]):
             requests, still_s = rank.load.at_engine, at - rank.moved_at
             if requests and rank.moved_at and (worst is None or still_s > worst.still_s):
-                worst = StandstillReport(number, requests, still_s)
+                worst = StillRank(number, requests, still_s)
         return worst

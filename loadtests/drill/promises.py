@@ -41,7 +41,7 @@ class Blow:
 class Splits:
     """What became of requests that two units shared. `transferred` is what the gates count; `broken` are the
     links that a fault broke; `blamed` counts links that a gate avoided although neither they nor their units
-    were hurt; `orphans` are prompts whose blocks were still held ORPHAN_PATIENCE_S after the load.
+    were hurt; `unclaimed` are prompts whose blocks were still held ORPHAN_PATIENCE_S after the load.
     """
 
     transferred: int = 0
@@ -60,7 +60,7 @@ class Splits:
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """What a run yielded. `flips` are departures from UP of units to which nothing had been done;
-    `continued` streams and `recoveries` are what the gates count.
+    `resumed` streams and `recoveries` are what the gates count.
     """
 
     summary: Summary

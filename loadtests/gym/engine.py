@@ -184,7 +184,7 @@ class Engine:
         for sequence in list(self.prefilling):
             if budget <= prefilled or sequence not in self.running:
                 continue
-            prefilled += self._go_on(sequence, budget - prefilled)
+            prefilled += self._carry_on(sequence, budget - prefilled)
         if self.preemptions == preemptions:
             while self.waiting and prefilled < budget and len(self.running) < model.seats:
                 tokens = self._admit(self.waiting[0], budget - prefilled)
@@ -211,7 +211,7 @@ class Engine:
         first = self._due[0][0] - self.steps if self._due else 1
         return max(1, min(STEPS_AT_ONCE, first, room))
 
-    def _go_on(self, sequence: Sequence, budget: int) -> int:
+    def _carry_on(self, sequence: Sequence, budget: int) -> int:
         """Compute the next chunk of a prompt, at the price of the youngest if need be; how many tokens."""
         tokens = min(sequence.goal - sequence.computed, budget)
         while self.kv.used + tokens + self.decoding > self.model.kv_tokens and len(self.running) > 1:

@@ -254,7 +254,7 @@ class Gate:
                     sum(each.prefilling for each in told),
                     sum(each.uncached_tokens for each in told),
                 )
-        self.board.elsewhere = others
+        self.board.remote_load = others
 
     def _share_prefixes(self) -> None:
         """As RedisLink writes and reads what PrefixSharing tells."""
@@ -264,7 +264,7 @@ class Gate:
         self.told_bytes.append(len(self.document or b""))
         for peer in self.peers:
             if peer is not self and peer.document is not None:
-                self.prefixes.heard(str(peer.number), peer.document)
+                self.prefixes.received(str(peer.number), peer.document)
 
     def _flipped(self, consequence: Consequence) -> None:
         """As Gate._flipped."""

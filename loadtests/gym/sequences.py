@@ -12,7 +12,7 @@ class Model:
     A step takes base_s + prefilled tokens / prefill_tokens_s + per_sequence_s for each decoding sequence
     + per_context_token_s for each token of their contexts + per_pair_s for each token that a prefilled one
     attends to. `front_end_s` passes before a prompt is queued (tokenizer, network), for many at once.
-    `step_tokens` is max_num_batched_tokens, `seats` max_num_seqs.
+    `step_tokens` is max_num_batched_tokens, `slots` max_num_seqs.
     """
 
     prefill_tokens_s: float = 14_000.0

@@ -47,10 +47,10 @@ class Users:
     async def __aenter__(self) -> Self:
         rngs = (random.Random(f"{self._seed} {number}") for number in range(self._count))
         self._tasks = [asyncio.create_task(self._use(rng)) for rng in rngs]
-        progress.figures(self._told)
+        progress.figures(self._reported)
         return self
 
-    def _told(self) -> str:
+    def _reported(self) -> str:
         ended = sum(answer.ended_at > 0.0 for answer in self.answers)
         return f"{ended} answers, {len(self.answers) - ended} in flight"
 

@@ -58,7 +58,7 @@ class Engine:
         begun only if the engine `admits` any.
         """
         preemptions = self.counts.preemptions
-        parts, budget = self._go_on(stall_after)
+        parts, budget = self._carry_on(stall_after)
         if admits and self.counts.preemptions == preemptions:
             parts += self._admit(budget)
         return self._batch(parts) if parts else None
@@ -76,7 +76,7 @@ class Engine:
                 outputs.append(self._sample(sequence))
         return outputs
 
-    def _go_on(self, stall_after: int | None) -> tuple[list[Part], int]:
+    def _carry_on(self, stall_after: int | None) -> tuple[list[Part], int]:
         parts: list[Part] = []
         budget = self.timing.max_num_batched_tokens
         position = 0

@@ -1,7 +1,7 @@
 """The faults that a command can cause, as data: what is wrong with the unit, and how a command changes that.
 
 Faults add up until `heal` ends them all. What each one does is decided where it hurts: `unit.py`, `api.py`,
-`collective.py`, `door.py`.
+`collective.py`, `key_check.py`.
 """
 
 from collections.abc import Collection, Mapping

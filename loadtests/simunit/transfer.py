@@ -52,7 +52,7 @@ class Held:
 
 class Transfers:
     """Both sides of one unit: the blocks that it holds, and those that it fetches. Others reach the blocks
-    through `door`.
+    through `key_check`.
     """
 
     def __init__(self, name: str, engine: Engine, door: Door) -> None:

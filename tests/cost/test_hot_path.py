@@ -162,9 +162,9 @@ async def keyed_bench(folder: Path) -> AsyncIterator[Bench]:
     bench = Bench(asyncio.get_running_loop(), keys=KeySettings(str(file)))
     accounting = bench.plane.accounting
     assert accounting is not None
-    assert accounting.door is not None
+    assert accounting.key_check is not None
     # What a limit gives back in time is counted anew now and then: here, never.
-    accounting.ledger._wall = accounting.door._wall = partial(float, 1.7e9)
+    accounting.ledger._wall = accounting.key_check._wall = partial(float, 1.7e9)
     accounting.begin()
     try:
         yield bench

@@ -33,7 +33,6 @@ OLD: dict[str, str] = {
     "elsewhere": "remote_load",
     "evict_s": "eviction_s",
     "fate": "common_cause",
-    "forecast": "cost_terms",
     "gate_word": "upstream gate health",
     "give_up": "abort, end_with",
     "go_on": "resume_parsing, resume",
@@ -54,7 +53,6 @@ OLD: dict[str, str] = {
     "patient": "context",
     "purse": "budget",
     "quiescence": "pause",
-    "quote": "cost_terms",
     "reborn": "restarted",
     "risen_at": "up_since",
     "rota": "turns",
@@ -71,6 +69,9 @@ OLD: dict[str, str] = {
     "visitors": "keyed_requests",
 }
 """Each with the word that has replaced it."""
+
+PUBLIC = frozenset({"no_continuation"})
+"""Keys of configurations: people have written them."""
 
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _OLD = re.compile(f"_(?:{'|'.join(sorted(OLD, key=len, reverse=True))})(?=_)")
@@ -97,7 +98,7 @@ def old_words() -> list[Finding]:
     """Names with an old word in them: a line for each name in each file, with how often it is there."""
     found: list[Finding] = []
     for source in product().values():
-        counts = Counter(name for name in names_of(source) if old_parts(name))
+        counts = Counter(name for name in names_of(source) if name not in PUBLIC and old_parts(name))
         found += [
             Finding(str(source.path), f"{name} ({count}): {', '.join(OLD[part] for part in old_parts(name))}")
             for name, count in sorted(counts.items())

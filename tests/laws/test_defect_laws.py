@@ -27,7 +27,7 @@ from cellgate.proxy.process.signals import Ticker
 from cellgate.proxy.request import answers, failures, start
 from cellgate.proxy.request.attempt import Attempt
 from cellgate.proxy.request.body import read_ask
-from cellgate.proxy.request.continuation import Continuation
+from cellgate.proxy.request.continuation import StreamResume
 from cellgate.proxy.request.exchange import Exchange, ExchangeEvent, ExchangeState, Selection, Transition
 from cellgate.proxy.request.large_bodies import LargeReads
 from cellgate.proxy.request.response import Response
@@ -46,7 +46,7 @@ CLASSES = (
         Exchange,
         Response,
         Selection,
-        Continuation,
+        StreamResume,
         Attempt,
         UnitConnection,
         Pool,

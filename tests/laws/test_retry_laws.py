@@ -19,7 +19,7 @@ ENDED = {K.ABORTED, K.TRANSFER_FAILED, K.PREFILL_LOST}
 """The unit ended the request, and may get it again."""
 NOT_CONNECTED = {K.NO_RESOURCES, K.UNKNOWN_NAME}
 """The gate could not connect: the only unit may get it again."""
-AFTER = {K.TRUNCATED, K.STREAM_ERROR, K.CUT, K.NOT_CONTINUED}
+AFTER = {K.TRUNCATED, K.STREAM_ERROR, K.CUT, K.NOT_RESUMED}
 """The client has seen some of the answer."""
 MOVES = {kind for kind in K if kind.row.fault is Fault.UNIT} - ANSWERS - ENDED - AFTER | {K.EVICTED}
 RETRIED = ANSWERS | ENDED | NOT_CONNECTED | MOVES

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from cellgate.proxy.http.errors import Failure
 from cellgate.proxy.http.sse import payload, split
-from cellgate.proxy.resume.blocks import BlockStitch, BlockTranscript, Dialect, last_of
+from cellgate.proxy.resume.blocks import BlockJoiner, BlockTranscript, Dialect, last_of
 from cellgate.proxy.resume.messages import Messages
 from cellgate.proxy.resume.proof import Tokens
 from cellgate.proxy.resume.replay import EventFilter, ReplayBuffer
@@ -81,7 +81,7 @@ def relay(passage: EventFilter, client: Client, pieces: Sequence[bytes], *, ende
     """Pass on what arrives; what is stitched is in the transcript already."""
     for piece in pieces:
         events, failure = passage.feed(piece, ended=False)
-        if passage.stitch is None:
+        if passage.joiner is None:
             client.get(events)
         else:
             client.sent += events
@@ -142,7 +142,7 @@ def merged(stream: bytes) -> list[Any]:
 
 def resume(
     dialect: str, client: Client, answer: Answer, *, again: bool
-) -> tuple[BlockStitch, list[bytes]] | None:
+) -> tuple[BlockJoiner, list[bytes]] | None:
     """What the next unit is asked, and says; None: the gate ended the answer."""
     shown, unit = client.shown, f"unit{len(client.sent)}"
     text = shown.text
@@ -151,12 +151,12 @@ def resume(
             client.get(last_of(DIALECTS[dialect], shown, None))
         return None
     if again or not text:
-        return BlockStitch(DIALECTS[dialect], shown, None), events_of(dialect, unit, answer)
+        return BlockJoiner(DIALECTS[dialect], shown, None), events_of(dialect, unit, answer)
     said = sum(1 for at in range(len(answer.words)) if len("".join(answer.words[: at + 1])) <= len(text))
     if answer.finish == "length" and answer.call is None and said == len(answer.words):
         client.sent += last_of(DIALECTS[dialect], shown, Tokens(PROMPT, said))
         return None
-    stitch = BlockStitch(DIALECTS[dialect], shown, Tokens(PROMPT, said), len(text))
+    stitch = BlockJoiner(DIALECTS[dialect], shown, Tokens(PROMPT, said), len(text))
     return stitch, events_of(dialect, unit, answer, said)
 
 
@@ -179,7 +179,7 @@ def test_a_continued_answer_is_the_answer_of_one_unit(
         if following is None:
             break
         passage = EventFilter()
-        passage.stitch, events = following
+        passage.joiner, events = following
         stream = b"".join(events)
     else:
         assert relay(passage, client, pieces_of(stream, data), ended=True) is None
@@ -199,7 +199,7 @@ def test_a_unit_that_says_something_else_than_was_shown_is_found_out(
     client = Client(dialect)
     stream = b"".join(events_of(dialect, "unit", answer))
     relay(EventFilter(), client, [stream[: data.draw(st.integers(0, len(stream) - 1))]], ended=False)
-    stitch = BlockStitch(DIALECTS[dialect], client.shown, None)
+    stitch = BlockJoiner(DIALECTS[dialect], client.shown, None)
     try:
         client.sent += stitch.feed(b"".join(events_of(dialect, "unit2", other)))
     except MismatchError as error:

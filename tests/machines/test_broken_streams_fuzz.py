@@ -190,7 +190,7 @@ class Gate:
         self.is_honest_end = False
         self.keep = ReplayBuffer(framed=False)
         self.shown = b""
-        self.stitch: StreamJoiner | None = None
+        self.joiner: StreamJoiner | None = None
         self.said = ""
 
     def carry(self, events: list[bytes], data: st.DataObject, *, ended: bool) -> None:
@@ -209,14 +209,14 @@ class Gate:
                 if not isinstance(begun, bytes):
                     assert begun is None
                     continue
-                has_begun, piece, passage.stitch = True, begun, self.stitch
+                has_begun, piece, passage.joiner = True, begun, self.joiner
             shown, failure = passage.feed(piece, ended=is_last)
             self.shown += shown
             if failure is not None:
                 assert "no token counts" in failure.message
                 self.is_honest_end = True
                 return
-            if shown and self.stitch is None:
+            if shown and self.joiner is None:
                 self.keep.chunks.append(shown)
             if passage.is_over:
                 return
@@ -243,8 +243,8 @@ class Gate:
             self.is_honest_end = events is None
             self.shown += events or b""
             return None
-        self.stitch = StreamJoiner(self.body, transcript, tokens, start)
-        return extended(self.body, self.said, chat=self.chat) | left | self.stitch.ask_usage()
+        self.joiner = StreamJoiner(self.body, transcript, tokens, start)
+        return extended(self.body, self.said, chat=self.chat) | left | self.joiner.ask_usage()
 
 
 @fuzz(400)

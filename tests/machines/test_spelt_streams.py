@@ -162,7 +162,7 @@ class Broken:
         self.shown = b""
         self.generated = 0
         """Tokens that its units have generated of what was shown, where nothing was generated twice."""
-        self.stitch: StreamJoiner | None = None
+        self.joiner: StreamJoiner | None = None
         self.lost = ""
 
     def take(self, engine: Engine, upto: int) -> bool:
@@ -170,17 +170,17 @@ class Broken:
         events = engine.answer(self.asked)
         self.generated += engine.generated(self.asked, upto)
         for each in events[:upto]:
-            if self.stitch is None:
+            if self.joiner is None:
                 event = self.replay.tokens.strip(each) if self.replay.tokens is not None else each
                 self.replay.chunks.append(event)
             else:
                 try:
-                    event = self.stitch.feed(each)
+                    event = self.joiner.feed(each)
                 except MismatchError as error:
                     self.lost = str(error)
                     return False
             self.shown += event
-            if self.stitch is not None and self.stitch.is_over:
+            if self.joiner is not None and self.joiner.is_over:
                 return True
         return upto >= len(events)
 
@@ -211,7 +211,7 @@ class Broken:
             if isinstance(found, bytes):
                 self.shown += found
                 return False
-            self.asked, self.stitch = orjson.loads(found.body), found.stitch
+            self.asked, self.joiner = orjson.loads(found.body), found.joiner
             self.generated *= make is not again
             return True
         return False
@@ -242,7 +242,7 @@ def broken(body: dict[str, Any], engines: list[Engine], cuts: list[int]) -> Brok
     """The answer to `body`, which each engine but the last breaks at its cut."""
     stream = Broken(body, engines[0])
     for engine, cut in zip(engines, [*cuts, 10**6], strict=True):
-        if (stream.stitch is not None or stream.shown) and not stream.resume(engine):
+        if (stream.joiner is not None or stream.shown) and not stream.resume(engine):
             break
         if stream.take(engine, cut) or stream.lost:
             break

@@ -196,7 +196,7 @@ def requests(reads: list[bytes]) -> list[object]:
         if reader.failure is None:
             told.log.append(reader.feed(data))
             while reader.unread and reader.failure is None:
-                reader.go_on()
+                reader.resume_parsing()
             told.log.append((reader.request is None, reader.in_head, reader.failure))
     return told.log
 

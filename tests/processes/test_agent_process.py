@@ -25,7 +25,7 @@ import pytest
 from cellgate.probes import agent
 from cellgate.probes.agents import AgentLink
 from cellgate.probes.base import Net
-from cellgate.probes.runner import Agenda, Runner
+from cellgate.probes.runner import Runner, Timers
 from cellgate.proxy.cli import main as commands
 from cellgate.proxy.http.fetch import UnitNet
 from cellgate.router.nouns import Evidence, Sign, Strength
@@ -168,7 +168,7 @@ def test_a_link_of_the_gate_hears_a_real_agent() -> None:
         @property
         def net(self) -> Net:
             loop = asyncio.get_running_loop()
-            return UnitNet(loop, self.heard, connect_timeout_s=3.0, tls=None)
+            return UnitNet(loop, self.received, connect_timeout_s=3.0, tls=None)
 
     async def wait_for(condition: Callable[[], bool]) -> None:
         async with asyncio.timeout(PATIENCE_S):
@@ -178,7 +178,7 @@ def test_a_link_of_the_gate_hears_a_real_agent() -> None:
     async def main(port: int, process: subprocess.Popen[bytes]) -> None:
         context = LoopPatient(lambda _: reply(200))
         link = AgentLink(f"127.0.0.1:{port}", TOKEN)
-        agenda = Agenda(asyncio.get_running_loop())
+        agenda = Timers(asyncio.get_running_loop())
         runner = Runner(link, context, cast("Any", found.append), random.Random(1), agenda)
         runner.start()
         await wait_for(lambda: any(evidence.sign is Sign.GOOD for evidence in found))

@@ -80,7 +80,7 @@ class Gate:
 
     def others(self) -> int:
         """How many requests the others have on u1."""
-        return self.roster.elsewhere("u1", self.now()).in_flight
+        return self.roster.remote_load("u1", self.now()).in_flight
 
 
 LATE = "no answer within"

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from cellgate.proxy.admission.limits import DoorCounts, LimitLedger
+from cellgate.proxy.admission.limits import KeyCounts, LimitLedger
 from cellgate.proxy.config.key_file import Key, KeyRing, LimitRules, TenantRules
 from cellgate.proxy.config.settings import RedisAccess
 from cellgate.proxy.observe.events import Action
@@ -34,7 +34,7 @@ class Gate:
         self.at = at
         self.passed = 0
         self.told: list[str] = []
-        self.ledger = LimitLedger(lambda: at, DoorCounts(frozenset), None)
+        self.ledger = LimitLedger(lambda: at, KeyCounts(frozenset), None)
         self.ledger.take(RING)
         connect = connector(RedisAccess(url))
         self.sharing = SharedLimits(

@@ -125,7 +125,7 @@ class GatesStage(Stage):
             roster,
             now=gate.now,
             rng=Random(self._seed),
-            on_flip=sharing.heard,
+            on_flip=sharing.received,
             tell=lambda _line: None,
             names=Names(),
             heartbeat_s=self.heartbeat_s,
@@ -137,7 +137,7 @@ class GatesStage(Stage):
                 link.flipped(view)
 
         def tick(now: float) -> None:
-            gate.board.elsewhere = sharing.tick(now)
+            gate.board.remote_load = sharing.tick(now)
 
         gate.containment.on_ban = lambda ban, lifted: link.banned(bans.row(ban, lifted=lifted))
         gate.plane.on_flip.append(flipped)

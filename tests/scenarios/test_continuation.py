@@ -15,7 +15,7 @@ import orjson
 import pytest
 
 from cellgate.proxy.config.settings import Timeouts
-from cellgate.proxy.observe.counters import ContinuationKind, ContinuationResult
+from cellgate.proxy.observe.counters import ResumeKind, ResumeResult
 from cellgate.proxy.resume.chat import StreamJoiner
 from cellgate.proxy.resume.shown import MismatchError
 from tests.scenarios.harness import BACK_S, CHAT, COMPLETIONS, LATENCY_S, MESSAGES, RESPONSES, RULES, Stage
@@ -58,9 +58,9 @@ BREAKS: dict[str, Callable[[Engine], None]] = {
 
 
 KINDS = {
-    CHAT: ContinuationKind.TEXT,
-    MESSAGES: ContinuationKind.MESSAGES,
-    RESPONSES: ContinuationKind.RESPONSES,
+    CHAT: ResumeKind.TEXT,
+    MESSAGES: ResumeKind.MESSAGES,
+    RESPONSES: ResumeKind.RESPONSES,
 }
 
 
@@ -98,9 +98,9 @@ async def test_whatever_breaks_a_stream_another_unit_goes_on(
     visits = await crowd
     assert [visit.reply.error for visit in visits if not visit.is_answered] == []
     assert len(on("a", visits)) == 8
-    assert stage.gate.metrics.continuations[KINDS[path], ContinuationResult.CONTINUED] == 8
+    assert stage.gate.metrics.continuations[KINDS[path], ResumeResult.RESUMED] == 8
     assert stage.continuations() == {"continued": 8}
-    records = [record for record in stage.gate.records if record.continued]
+    records = [record for record in stage.gate.records if record.resumed]
     assert len(records) == 8
     assert {record.unit for record in records} == {"b"}
 
@@ -151,7 +151,7 @@ async def test_several_failures_in_one_stream_are_survived(stage: Stage, path: s
         stage.engines[name].behaviour = Behaviour(breaks=Break.ERROR, breaks_after_events=7)
     visits = await stage.crowd(8, path=path, **long(path))
     assert all(visit.is_answered for visit in visits)
-    assert max(record.continued for record in stage.gate.records) >= 2
+    assert max(record.resumed for record in stage.gate.records) >= 2
 
 
 NOT_CONTINUABLE: dict[str, dict[str, Any]] = {
@@ -256,10 +256,10 @@ def test_a_unit_that_goes_on_with_something_else_has_not_continued_the_stream(
         assert {visit.code for visit in broken} == {"not_continued"}
 
     stage.play(scenario())
-    assert stage.gate.metrics.continuations[ContinuationKind.TEXT, ContinuationResult.NO_UNIT] == 4
+    assert stage.gate.metrics.continuations[ResumeKind.TEXT, ResumeResult.NO_UNIT] == 4
     assert stage.gate.metrics.tallies["a"].broken == 4
     assert stage.continuations() == {"no_unit": 4}
-    assert not any(record.continued for record in stage.gate.records)
+    assert not any(record.resumed for record in stage.gate.records)
 
 
 @played(Stage, units=2, timeouts=Timeouts(head_hold_s=0.2))

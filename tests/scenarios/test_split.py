@@ -58,7 +58,7 @@ def rooms_are_for_one_attempt(stage: Stage) -> bool:
 async def nothing_is_kept(stage: Stage) -> None:
     """Neither blocks nor anybody who waits for them."""
     await asyncio.sleep(HELD_S)
-    assert stage.gate.plane.link_watch.orphans() == 0
+    assert stage.gate.plane.link_watch.unclaimed() == 0
     assert stage.world.transfers.held() == 0
     assert stage.world.rooms.waiting() == 0
     assert rooms_are_for_one_attempt(stage)

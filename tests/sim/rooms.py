@@ -80,7 +80,7 @@ class Rooms:
         sides = self._sides.setdefault(room, {})
         sides[decodes] = Side(engine, sequence)
         if len(sides) < 2:
-            self._world.loop.outside(WAIT_S, self._give_up, room, sequence)
+            self._world.loop.outside(WAIT_S, self._abort, room, sequence)
             return
         del self._sides[room]
         self._move(sides[False], sides[True])
@@ -99,7 +99,7 @@ class Rooms:
         for side in sides:
             self.leave(side.sequence)
 
-    def _give_up(self, room: int, sequence: Sequence) -> None:
+    def _abort(self, room: int, sequence: Sequence) -> None:
         if any(side.sequence is sequence for side in self._sides.get(room, {}).values()):
             self.leave(sequence)
             sequence.fail("KVTransferError: timed out")

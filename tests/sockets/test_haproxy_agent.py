@@ -110,7 +110,7 @@ async def test_who_ends_without_a_line_end_has_asked_who_ends_without_a_word_has
 
 
 async def test_connections_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(haproxy, "VISITORS_MAX", 2)
+    monkeypatch.setattr(haproxy, "CONNECTIONS_MAX", 2)
     async with port() as here:
         held = [await asyncio.open_connection("127.0.0.1", here.port) for _ in range(2)]
         assert await here.ask(b"u1\n") == b""

@@ -35,7 +35,7 @@ class NodePatient(FakePatient):
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
 
     def __post_init__(self) -> None:
-        self._net = UnitNet(self.loop, self.heard, connect_timeout_s=1.0, tls=None)
+        self._net = UnitNet(self.loop, self.received, connect_timeout_s=1.0, tls=None)
 
     @property
     def net(self) -> Net:

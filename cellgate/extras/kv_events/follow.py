@@ -33,7 +33,7 @@ from cellgate.extras.kv_events.wire import (
     Reached,
     ZmqLink,
     configured,
-    told,
+    publishers_in,
 )
 from cellgate.probes.base import Fetch, FetchError
 from cellgate.probes.engines import parsed
@@ -125,7 +125,7 @@ class KvEventFollowers:
             return
         if not state.retired:
             answer = parsed(reply.body) if reply.status == 200 else None
-            self._follow(state, followed, told(engine, answer, state.unit.url))
+            self._follow(state, followed, publishers_in(engine, answer, state.unit.url))
 
     def _follow(self, state: UnitState, followed: Followed, publishers: Publishers) -> None:
         if publishers == followed.publishers:

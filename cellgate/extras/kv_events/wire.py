@@ -441,7 +441,7 @@ def configured(keys: KvEvents) -> Publishers:
     }
 
 
-def told(engine: str, answer: Any, url: str) -> Publishers:
+def publishers_in(engine: str, answer: Any, url: str) -> Publishers:
     """The ranks that an engine tells of in JSON; none where it publishes nothing, or nothing that is
     understood.
     """
@@ -591,7 +591,7 @@ class KvDecoder:
                 self._timer.cancel()
             is_whole = False
             try:
-                async for part in self._elsewhere(payload, rank):
+                async for part in self._in_process(payload, rank):
                     yield part
                 is_whole = True
             except (OSError, EOFError, TimeoutError) as error:
@@ -605,7 +605,7 @@ class KvDecoder:
                     self.end()
                 self._timer = asyncio.get_running_loop().call_later(KV_WIRE_IDLE_S, self.end)
 
-    async def _elsewhere(self, payload: bytes, rank: int | None) -> AsyncGenerator[EventPart, None]:
+    async def _in_process(self, payload: bytes, rank: int | None) -> AsyncGenerator[EventPart, None]:
         """Raises OSError, EOFError and TimeoutError when the process does not do it."""
         process = self._process or await asyncio.create_subprocess_exec(
             *_KV_WIRE_COMMAND, stdin=PIPE, stdout=PIPE, start_new_session=True
@@ -621,12 +621,12 @@ class KvDecoder:
         while True:
             async with asyncio.timeout(KV_WIRE_STUCK_S):
                 length = int.from_bytes(await process.stdout.readexactly(LENGTH_BYTES), "big")
-                told = pickle.loads(await process.stdout.readexactly(length)) if length else None
-            if told is None:
+                result = pickle.loads(await process.stdout.readexactly(length)) if length else None
+            if result is None:
                 return
-            if isinstance(told, str):
-                raise MalformedError(told)
-            yield told
+            if isinstance(result, str):
+                raise MalformedError(result)
+            yield result
 
     def end(self) -> None:
         """End the process, and do not wait for that."""
@@ -670,7 +670,7 @@ def _answer(answers: BinaryIO, payload: bytes, rank: int | None) -> None:
     answers.flush()
 
 
-def _send(answers: BinaryIO, told: EventPart | str) -> None:
-    packed = pickle.dumps(told)
+def _send(answers: BinaryIO, result: EventPart | str) -> None:
+    packed = pickle.dumps(result)
     answers.write(len(packed).to_bytes(LENGTH_BYTES, "big") + packed)
     answers.flush()

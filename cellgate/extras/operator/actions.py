@@ -293,14 +293,14 @@ def _report(timeout_s: float, code: int | None, output: _Output, *, killed: bool
 
 async def _start(words: Sequence[str], about: Incident, output: int) -> asyncio.subprocess.Process:
     # In memory and not a pipe: a command that does not read it must not block the gate.
-    told = os.memfd_create("incident")
+    incident_file = os.memfd_create("incident")
     try:
-        with os.fdopen(os.dup(told), "wb") as file:
+        with os.fdopen(os.dup(incident_file), "wb") as file:
             file.write(orjson.dumps(about))
-        os.lseek(told, 0, os.SEEK_SET)
+        os.lseek(incident_file, 0, os.SEEK_SET)
         return await asyncio.create_subprocess_exec(
             *words,
-            stdin=told,
+            stdin=incident_file,
             stdout=output,
             stderr=output,
             env=environment(about, os.environ),
@@ -308,7 +308,7 @@ async def _start(words: Sequence[str], about: Incident, output: int) -> asyncio.
             start_new_session=True,
         )
     finally:
-        os.close(told)
+        os.close(incident_file)
 
 
 async def _kill(process: asyncio.subprocess.Process) -> None:

@@ -24,7 +24,7 @@ from cellgate.proxy.ingress.haproxy import STEADY, AgentReply, ServerState, gate
 from cellgate.proxy.observe.counters import counter, gauge
 from cellgate.proxy.observe.events import Action, EventLog
 from cellgate.proxy.observe.log import log_line
-from cellgate.proxy.orchestrators import ELB, AwsError, client, told_plainly
+from cellgate.proxy.orchestrators import ELB, AwsError, client, said_plainly
 from cellgate.router.board import Board
 
 
@@ -108,7 +108,7 @@ class AlbWeight:
         if self._client is None:
             self._client = client(ELB, target.region)
         is_listener = ":listener/" in rule
-        with told_plainly(ELB):
+        with said_plainly(ELB):
             if is_listener:
                 [found] = self._client.describe_listeners(ListenerArns=[rule])["Listeners"]
             else:

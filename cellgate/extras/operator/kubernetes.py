@@ -73,9 +73,9 @@ async def _replace(
     api: Any, action: ReplacePods, namespace: str, pods: Sequence[ApiObject], about: Incident
 ) -> _Outcome:
     leader = pods[0]
-    told = [await _note(api, ApiCall("patch", PODS, namespace, _name(leader), body=verdict_of(about)))]
+    written = [await _note(api, ApiCall("patch", PODS, namespace, _name(leader), body=verdict_of(about)))]
     nodes = sorted({node for pod in pods if (node := pod.get("spec", {}).get("nodeName"))})
-    told += await asyncio.gather(*(_cordoned(api, node) for node in nodes))
+    written += await asyncio.gather(*(_cordoned(api, node) for node in nodes))
     outcome = _Outcome([], [], [])
     for pod in pods:
         try:
@@ -88,8 +88,8 @@ async def _replace(
         outcome.gone.append(_name(pod))
     if outcome.gone:
         regarding = leader if action.selector else await _set_of(api, namespace, leader)
-        told.append(await _note(api, event_of(about, regarding, namespace, utc(time.time()))))
-    outcome.notes.extend(dict.fromkeys(note for note in told if note))
+        written.append(await _note(api, event_of(about, regarding, namespace, utc(time.time()))))
+    outcome.notes.extend(dict.fromkeys(note for note in written if note))
     return outcome
 
 

@@ -519,8 +519,8 @@ class ClaimSharing:
 
 
 def _written(claim: Claim) -> bytes:
-    told = {"id": claim.id, "gate": claim.gate, "attempt": claim.attempt, "rest_s": claim.rest_s}
-    return orjson.dumps({"v": VERSION} | told)
+    claimed = {"id": claim.id, "gate": claim.gate, "attempt": claim.attempt, "rest_s": claim.rest_s}
+    return orjson.dumps({"v": VERSION} | claimed)
 
 
 def _read(document: Document) -> Claim | None:
@@ -566,7 +566,7 @@ class SharedRoll:
         return self._leadership.trouble
 
     @property
-    def conductor(self) -> str:
+    def leader(self) -> str:
         """The gate that conducts; empty: none is known."""
         return self._leadership.leader(SCOPE)
 

@@ -68,7 +68,7 @@ class KubernetesLeases:
         self._on_acting = on_acting
         self._cells = frozenset[str]()
         self._held: dict[str, _Held] = {}
-        self._heard: dict[tuple[str, str], str] = {}
+        self._received: dict[tuple[str, str], str] = {}
         self._news: list[Claim] = []
         self._turn = asyncio.Lock()
         self._api: Any = None
@@ -217,8 +217,8 @@ class KubernetesLeases:
         elif version(known.lease) != version(lease):
             known.lease, known.seen_at = lease, self._now()
         for claim in claims(lease, cell, time.time()):
-            if claim.gate != self._gate and self._heard.get((cell, claim.unit)) != claim.id:
-                self._heard[cell, claim.unit] = claim.id
+            if claim.gate != self._gate and self._received.get((cell, claim.unit)) != claim.id:
+                self._received[cell, claim.unit] = claim.id
                 self._news.append(claim)
 
     def _is_free(self, held: _Held) -> bool:
@@ -322,11 +322,11 @@ def released(lease: ApiObject) -> ApiObject:
 def claims(lease: ApiObject, cell: str, wall_s: float) -> list[Claim]:
     """The attempts that were begun under the lease, with their ages. What cannot be read is left out."""
     found = []
-    for unit, told in _claims(lease).items():
+    for unit, document in _claims(lease).items():
         try:
-            who = str(told["gate"]), str(told["id"]), int(told["attempt"])
-            age_s = max(0.0, wall_s - float(told["at_s"]))
-            found.append(Claim(unit, cell, *who, float(told["rest_s"]), age_s))
+            who = str(document["gate"]), str(document["id"]), int(document["attempt"])
+            age_s = max(0.0, wall_s - float(document["at_s"]))
+            found.append(Claim(unit, cell, *who, float(document["rest_s"]), age_s))
         except (TypeError, KeyError, ValueError):
             continue
     return found
@@ -334,15 +334,15 @@ def claims(lease: ApiObject, cell: str, wall_s: float) -> list[Claim]:
 
 def claimed(lease: ApiObject, claim: Claim, wall_s: float) -> ApiObject:
     """The lease with one more attempt, the last of its unit."""
-    told = asdict(claim) | {"at_s": round(wall_s, 3)}
-    others = {unit: told for unit, told in _claims(lease).items() if unit != claim.unit}
+    document = asdict(claim) | {"at_s": round(wall_s, 3)}
+    others = {unit: document for unit, document in _claims(lease).items() if unit != claim.unit}
     kept = dict(list(others.items())[-CLAIMS_MAX + 1 :])
-    return _with_claims(lease, {**kept, claim.unit: told})
+    return _with_claims(lease, {**kept, claim.unit: document})
 
 
 def withdrawn(lease: ApiObject, claim: Claim) -> ApiObject:
     """The lease without an attempt that was not begun."""
-    kept = {unit: told for unit, told in _claims(lease).items() if told.get("id") != claim.id}
+    kept = {unit: document for unit, document in _claims(lease).items() if document.get("id") != claim.id}
     return _with_claims(lease, kept)
 
 
@@ -352,15 +352,15 @@ def _claims(lease: ApiObject) -> dict[str, ApiObject]:
     except orjson.JSONDecodeError:
         return {}
     return (
-        {unit: told for unit, told in found.items() if isinstance(told, dict)}
+        {unit: document for unit, document in found.items() if isinstance(document, dict)}
         if isinstance(found, dict)
         else {}
     )
 
 
-def _with_claims(lease: ApiObject, told: dict[str, ApiObject]) -> ApiObject:
+def _with_claims(lease: ApiObject, document: dict[str, ApiObject]) -> ApiObject:
     after = deepcopy(lease)
-    after["metadata"].setdefault("annotations", {})[CLAIMS] = orjson.dumps(told).decode()
+    after["metadata"].setdefault("annotations", {})[CLAIMS] = orjson.dumps(document).decode()
     return after
 
 

@@ -166,8 +166,8 @@ class Undecided(Alone):
 class UnitRow(NamedTuple):
     """What is seen of one unit. `since`: when it came to its verdict; `up_since`, `born_at`: when it last
     came up, and when its processes last restarted, as far as was seen; `in_hand`: its orchestrator says
-    that it goes, or does not run yet, or its engine stands still on purpose; `shares_fate`: it is DOWN with
-    all others under a switch, a rack or a zone.
+    that it goes, or does not run yet, or its engine stands still on purpose; `has_common_cause`: it is DOWN
+    with     all others under a switch, a rack or a zone.
     """
 
     unit: str
@@ -178,7 +178,7 @@ class UnitRow(NamedTuple):
     born_at: float = 0.0
     drained: bool = False
     in_hand: bool = False
-    shares_fate: bool = False
+    has_common_cause: bool = False
 
     @property
     def is_new(self) -> bool:
@@ -220,7 +220,7 @@ class RecoveryPlan(NamedTuple):
 
     states: dict[str, RecoveryState]
     begin: tuple[str, ...] = ()
-    give_up: tuple[str, ...] = ()
+    abort: tuple[str, ...] = ()
     held: tuple[str, ...] = ()
 
 
@@ -242,19 +242,19 @@ def plan_recovery(
     if not may_act:
         held = tuple(row.unit for row in sick)
         return RecoveryPlan({unit: _held(state, now) for unit, state in after.items()}, held=held)
-    begin, give_up = [], []
+    begin, abort = [], []
     held = tuple(row.unit for row in sick if row.cell not in acting)
     ours = [row for row in sick if row.cell in acting]
     due = [row.unit for row in ours if _is_due(after[row.unit], row, remedies[row.cell], now)]
     for unit in sorted(due, key=lambda unit: (after[unit].down_at or 0.0, unit)):
         state, remedy = after[unit], remedies[after[unit].cell]
         if state.tries >= remedy.attempts:
-            give_up.append(unit)
+            abort.append(unit)
             after[unit] = replace(state, gave_up=True, is_awaited=False)
         elif remedy.has_room(_busy_beside(unit, after), sum(row.cell == state.cell for row in wards)):
             begin.append(unit)
             after[unit] = replace(state, is_running=True, is_awaited=True, tries=state.tries + 1)
-    return RecoveryPlan(after, tuple(begin), tuple(give_up), held)
+    return RecoveryPlan(after, tuple(begin), tuple(abort), held)
 
 
 def ended(state: RecoveryState, remedy: Remedy, now: float, result: RecoveryResult) -> RecoveryState:
@@ -268,7 +268,7 @@ def ended(state: RecoveryState, remedy: Remedy, now: float, result: RecoveryResu
     return replace(state, is_running=False, rest_until=now + remedy.patience_s(state.tries))
 
 
-def heard(state: RecoveryState | None, claim: Claim, now: float) -> RecoveryState:
+def received(state: RecoveryState | None, claim: Claim, now: float) -> RecoveryState:
     """Another gate has begun an attempt: it counts here, and the unit is given the same time. One that
     nothing has followed for as long again is over.
     """
@@ -325,7 +325,7 @@ def _is_sick(state: RecoveryState, row: UnitRow) -> bool:
 
 
 def _is_due(state: RecoveryState, row: UnitRow, remedy: Remedy, now: float) -> bool:
-    patience_s = remedy.patience_s(0) if row.is_new or row.shares_fate else remedy.after_s
+    patience_s = remedy.patience_s(0) if row.is_new or row.has_common_cause else remedy.after_s
     return state.down_at is not None and now - state.down_at >= patience_s and now >= state.rest_until
 
 

@@ -34,8 +34,8 @@ from cellgate.extras.operator.plan import (
     RecoveryState,
     UnitRow,
     ended,
-    heard,
     plan_recovery,
+    received,
 )
 from cellgate.probes.fault_status import rank_words
 from cellgate.proxy.config.sources import SOURCES
@@ -98,7 +98,7 @@ class Recovery:
         self._counts = counts
         self._due = 0.0
         self._reported_waiting = False
-        self._heard: dict[str, Claim] = {}
+        self._received: dict[str, Claim] = {}
         """By unit: attempts of other gates that are not counted yet."""
         self._tasks: set[asyncio.Task[None]] = set()
         self.is_over = False
@@ -126,11 +126,11 @@ class Recovery:
         )
         self.states = decided.states
         self._report_waiting(waits or acting.trouble, decided.held)
-        for units, deed in ((decided.give_up, self._give_up), (decided.begin, self._recover)):
+        for units, step in ((decided.abort, self._abort), (decided.begin, self._recover)):
             for unit in units:
                 state = self.states[unit]
                 remedy = self._remedies[state.cell]
-                task = asyncio.create_task(deed(state, remedy, self._incident(unit, state, remedy)))
+                task = asyncio.create_task(step(state, remedy, self._incident(unit, state, remedy)))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
 
@@ -139,7 +139,7 @@ class Recovery:
         self.is_over = True
         return {unit: asdict(state) for unit, state in self.states.items()}
 
-    def go_on(self) -> None:
+    def carry_on(self) -> None:
         """The hand-over failed: continue."""
         self.is_over = False
 
@@ -178,9 +178,9 @@ class Recovery:
         await self._record_end(remedy, self._entry("end", about) | outcome | {"output": report.output})
 
     async def _attempt(self, unit: str, remedy: Remedy, about: Incident) -> RecoveryReport:
-        deed = {remedy.action.kind: remedy.action.audited()}
+        step = {remedy.action.kind: remedy.action.audited()}
         try:
-            await self._ports.record(remedy.audit, self._entry("begin", about) | deed | {"case": about})
+            await self._ports.record(remedy.audit, self._entry("begin", about) | step | {"case": about})
         except OSError as error:
             return RecoveryReport(
                 RecoveryResult.UNRECORDED, f"{remedy.audit}: {error.strerror or error}; nothing was done"
@@ -206,12 +206,12 @@ class Recovery:
 
     def _count_others(self, now: float) -> None:
         """Count the attempts of other gates; on a unit that this gate is at work on, once that is over."""
-        self._heard |= {claim.unit: claim for claim in self._ports.acting.news()}
-        for unit, claim in list(self._heard.items()):
+        self._received |= {claim.unit: claim for claim in self._ports.acting.news()}
+        for unit, claim in list(self._received.items()):
             state = self.states.get(unit)
             if state is None or not state.is_running:
-                self.states[unit] = heard(state, claim, now)
-                del self._heard[unit]
+                self.states[unit] = received(state, claim, now)
+                del self._received[unit]
 
     async def _is_retried(self, unit: str) -> bool:
         """Whether the engine's own fault tolerance brings the unit back. It is asked before anything is
@@ -232,7 +232,7 @@ class Recovery:
             await asyncio.sleep(PERIOD_S)
         return state.case.verdict is not Verdict.DOWN
 
-    async def _give_up(self, state: RecoveryState, remedy: Remedy, about: Incident) -> None:
+    async def _abort(self, state: RecoveryState, remedy: Remedy, about: Incident) -> None:
         self._count(state.cell, RecoveryResult.GAVE_UP)
         detail = f"still DOWN after {state.tries} attempts; nothing more is done until it has been UP for a "
         detail += "while, or was drained and undrained; check the unit"
@@ -265,10 +265,10 @@ class Recovery:
         return "a hand-over is in progress" if self.is_over else self._ports.waits(now)
 
     def _rows(self) -> list[UnitRow]:
-        unlucky = {unit for fate in shared_fates(self._board) for unit in fate.units}
+        unlucky = {unit for common_cause in shared_fates(self._board) for unit in common_cause.units}
         now, rules = self._ports.now(), self._board.rules
         return [
-            _row(state, bool(_in_hand(state, now, rules)), shares_fate=state.unit.name in unlucky)
+            _row(state, bool(_in_hand(state, now, rules)), has_common_cause=state.unit.name in unlucky)
             for state in self._board
         ]
 
@@ -320,7 +320,7 @@ def _claim(about: Incident, remedy: Remedy) -> Claim:
     return Claim(about["unit"], about["cell"], "", about["id"], about["attempt"], rest_s)
 
 
-def _row(state: UnitState, in_hand: bool, *, shares_fate: bool) -> UnitRow:
+def _row(state: UnitState, in_hand: bool, *, has_common_cause: bool) -> UnitRow:
     case = state.case
     return UnitRow(
         state.unit.name,
@@ -331,7 +331,7 @@ def _row(state: UnitState, in_hand: bool, *, shares_fate: bool) -> UnitRow:
         born_at=case.restarted[1] if case.restarted is not None else 0.0,
         drained=state.drained,
         in_hand=in_hand,
-        shares_fate=shares_fate,
+        has_common_cause=has_common_cause,
     )
 
 
@@ -368,7 +368,7 @@ def incident(
     def at(moment: float) -> str:
         return utc(wall - (now - moment))
 
-    def told(word: Evidence) -> dict[str, Any]:
+    def document(word: Evidence) -> dict[str, Any]:
         return {
             "time": at(word.at),
             "sign": word.sign.value,
@@ -394,14 +394,14 @@ def incident(
         "attempts": remedy.attempts,
         "dry_run": remedy.dry_run,
         "fence": 0,
-        "evidence": [told(word) for word in words[-EVIDENCE_KEPT:]],
+        "evidence": [document(word) for word in words[-EVIDENCE_KEPT:]],
     }
 
 
 def environment(about: Incident, base: Mapping[str, str]) -> dict[str, str]:
     """The environment of a command: the gate's own without its secrets, and what it needs of the unit."""
     epoch = ",".join(f"{reader}={reading}" for reader, reading in about["epoch"].items())
-    told = {
+    document = {
         "ID": about["id"],
         "UNIT": about["unit"],
         "CELL": about["cell"],
@@ -416,7 +416,7 @@ def environment(about: Incident, base: Mapping[str, str]) -> dict[str, str]:
     }
     # Tokens and passwords of the gate are in such variables, too.
     kept = {name: value for name, value in base.items() if not name.startswith("CELLGATE_")}
-    return kept | {f"CELLGATE_{name}": value for name, value in told.items()}
+    return kept | {f"CELLGATE_{name}": value for name, value in document.items()}
 
 
 PERIOD_S = 1.0

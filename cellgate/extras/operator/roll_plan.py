@@ -473,7 +473,7 @@ class RollStore(Protocol):
         """Why no gate is known to conduct; empty: one does."""
 
     @property
-    def conductor(self) -> str:
+    def leader(self) -> str:
         """The gate that conducts; empty: none is known."""
 
     def stand(self, *, willing: bool) -> None:
@@ -505,7 +505,7 @@ class OwnRoll:
     """The roll of a gate that shares nothing with others: in its memory."""
 
     trouble = ""
-    conductor = "this gate"
+    leader = "this gate"
 
     def __init__(self) -> None:
         self._text = b""
@@ -581,11 +581,11 @@ def read_roll(text: bytes) -> Roll:
 
 def roll_view(roll: Roll, conducted_by: str, now_ms: int) -> dict[str, Any]:
     """The roll for people: how long each unit has been in its phase, and which gate conducts."""
-    told = asdict(roll) | {
+    document = asdict(roll) | {
         "conducted_by": conducted_by,
         "running_s": round((now_ms - roll.began_ms) / 1000, 1),
     }
-    for each in told["units"]:
+    for each in document["units"]:
         since_ms = each.pop("since_ms")
         each["for_s"] = round((now_ms - since_ms) / 1000, 1) if since_ms else None
-    return told
+    return document

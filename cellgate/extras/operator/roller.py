@@ -44,7 +44,7 @@ from cellgate.extras.operator.roll_plan import (
 from cellgate.proxy.observe.events import Action, ActionKind
 from cellgate.proxy.observe.log import utc
 from cellgate.router.board import Board
-from cellgate.router.cost_model import NOTHING_ELSEWHERE, RemoteLoad
+from cellgate.router.cost_model import NO_REMOTE_LOAD, RemoteLoad
 from cellgate.router.known_answers import is_implausible
 from cellgate.router.nouns import Verdict
 from cellgate.router.unit_state import UnitState
@@ -125,7 +125,7 @@ class Roller:
         self._store.stand(willing=not self.is_over and not self._ports.waits(now))
         self._read()
         if self._store.conducts() and (self._look is None or self._look.done()):
-            self._look = asyncio.create_task(self._conduct())
+            self._look = asyncio.create_task(self._lead())
 
     def keep_out(self) -> None:
         """Drain units that the roll has out of rotation: each once, and again when it has become another one,
@@ -154,7 +154,7 @@ class Roller:
         """The roll for people; None: there is none."""
         if self.roll is None:
             return None
-        return roll_view(self.roll, self._store.conductor, self._store.clock_ms())
+        return roll_view(self.roll, self._store.leader, self._store.clock_ms())
 
     async def close(self) -> None:
         """Conduct no more; a running command is ended."""
@@ -194,7 +194,7 @@ class Roller:
 
     # -- the conductor -------------------------------------------------------------------------------------
 
-    async def _conduct(self) -> None:
+    async def _lead(self) -> None:
         try:
             for _ in range(ORDERS_A_LOOK):
                 if (text := await self._store.asked()) is None:
@@ -401,20 +401,20 @@ def _rows(plane: Plane, watched: Collection[str], clock_ms: int) -> Iterator[Rol
 
 
 def _row(board: Board, state: UnitState, now: float, clock_ms: int) -> RollRow:
-    case, elsewhere = state.case, _elsewhere(board, state)
+    case, remote_load = state.case, _remote_load(board, state)
     renewed_at = max(state.up_since, case.restarted[1] if case.restarted is not None else 0.0)
     return RollRow(
         state.unit.name,
         state.unit.cell,
         case.verdict,
         usable=state.is_usable(),
-        in_flight=state.in_flight + elsewhere.in_flight,
+        in_flight=state.in_flight + remote_load.in_flight,
         renewed_ms=clock_ms - round(1000.0 * (now - renewed_at)) if renewed_at else 0,
-        errors=max(state.costs.errors.share(now), elsewhere.errors),
-        degraded=max(state.outlier.degraded, elsewhere.degraded),
+        errors=max(state.costs.errors.share(now), remote_load.errors),
+        degraded=max(state.outlier.degraded, remote_load.degraded),
         differs=state.has_odd_answers(),
         version=state.build.version,
-        drained=state.drained or elsewhere.drained,
+        drained=state.drained or remote_load.drained,
     )
 
 
@@ -431,8 +431,8 @@ def _beside(board: Board, state: UnitState) -> list[UnitState]:
     return [other for other in board if other.unit.cell == state.unit.cell and other is not state]
 
 
-def _elsewhere(board: Board, state: UnitState) -> RemoteLoad:
-    return board.elsewhere.get(state.unit.name, NOTHING_ELSEWHERE)
+def _remote_load(board: Board, state: UnitState) -> RemoteLoad:
+    return board.remote_load.get(state.unit.name, NO_REMOTE_LOAD)
 
 
 def slower_than_cell(gap_s: float, others_s: Sequence[float]) -> float:
@@ -463,4 +463,4 @@ def _known_answer(state: UnitState, others: Iterable[UnitState]) -> tuple[bool, 
 
 
 def _gap_s(board: Board, state: UnitState) -> float:
-    return max(state.step_times.gap_s(0.5) or 0.0, _elsewhere(board, state).itl_s)
+    return max(state.step_times.gap_s(0.5) or 0.0, _remote_load(board, state).itl_s)

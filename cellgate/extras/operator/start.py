@@ -69,9 +69,9 @@ class Operator:
         """The recoveries under way, for a successor; none begins any more."""
         return self._recovery.hand_over()
 
-    def go_on(self) -> None:
+    def carry_on(self) -> None:
         """There is no successor."""
-        self._recovery.go_on()
+        self._recovery.carry_on()
 
     def roll(self) -> dict[str, Any] | None:
         """The roll under way, or the last one, for people."""

@@ -49,8 +49,8 @@ _CLOSE = 0.05
 def plan_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's flags; those of the engine have the names vLLM gives them."""
     add = parser.add_argument
-    told = "a config.json, its directory, or the id of a model in the local hub cache (ORG/NAME)"
-    add("model", metavar="MODEL", nargs="?", help=told)
+    help_text = "a config.json, its directory, or the id of a model in the local hub cache (ORG/NAME)"
+    add("model", metavar="MODEL", nargs="?", help=help_text)
     add(
         "--memory",
         metavar="SIZE",

@@ -238,62 +238,62 @@ class HealthProcess:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if len(self._connections) >= HELD_MAX:
             self._drop(next(iter(self._connections)))
-        visitor = _Connection(sock)
-        self._selector.register(sock, selectors.EVENT_READ, partial(self._serve, visitor))
-        self._note(visitor)
+        connection = _Connection(sock)
+        self._selector.register(sock, selectors.EVENT_READ, partial(self._serve, connection))
+        self._note(connection)
         # Most have sent their request by now.
-        self._serve(visitor)
+        self._serve(connection)
 
-    def _serve(self, visitor: _Connection) -> None:
+    def _serve(self, connection: _Connection) -> None:
         """A client has sent something, or has room for the rest of an answer."""
-        if visitor not in self._connections:
+        if connection not in self._connections:
             return
         try:
-            if visitor.unsent:
-                self._send(visitor)
+            if connection.unsent:
+                self._send(connection)
             else:
-                self._look(visitor)
+                self._look(connection)
         except BlockingIOError:
             return
         except OSError:
-            self._drop(visitor)
+            self._drop(connection)
 
-    def _look(self, visitor: _Connection) -> None:
-        data = visitor.sock.recv(_PEEK_BYTES, socket.MSG_PEEK)
+    def _look(self, connection: _Connection) -> None:
+        data = connection.sock.recv(_PEEK_BYTES, socket.MSG_PEEK)
         asked = parse_health_request(data)
         if asked is not None:
-            visitor.sock.recv(asked.size)
-            visitor.unsent = self._answer(asked)
-            visitor.keep_alive = asked.keep_alive and not self._retired
-            self._send(visitor)
+            connection.sock.recv(asked.size)
+            connection.unsent = self._answer(asked)
+            connection.keep_alive = asked.keep_alive and not self._retired
+            self._send(connection)
             return
         if data:
             # If even this cannot be sent, too many connections wait for the gate already.
             with suppress(OSError):
-                socket.send_fds(self._gate, [b"."], [visitor.sock.fileno()])
-        self._drop(visitor)
+                socket.send_fds(self._gate, [b"."], [connection.sock.fileno()])
+        self._drop(connection)
 
-    def _send(self, visitor: _Connection) -> None:
+    def _send(self, connection: _Connection) -> None:
         with suppress(BlockingIOError):
-            visitor.unsent = visitor.unsent[visitor.sock.send(visitor.unsent) :]
-        if not visitor.unsent and not visitor.keep_alive:
-            self._drop(visitor)
+            connection.unsent = connection.unsent[connection.sock.send(connection.unsent) :]
+        if not connection.unsent and not connection.keep_alive:
+            self._drop(connection)
             return
-        event = selectors.EVENT_WRITE if visitor.unsent else selectors.EVENT_READ
-        key = self._selector.get_key(visitor.sock)
+        event = selectors.EVENT_WRITE if connection.unsent else selectors.EVENT_READ
+        key = self._selector.get_key(connection.sock)
         if key.events != event:
-            self._selector.modify(visitor.sock, event, key.data)
-        self._note(visitor)
+            self._selector.modify(connection.sock, event, key.data)
+        self._note(connection)
 
-    def _note(self, visitor: _Connection) -> None:
-        visitor.due = self._clock() + HEALTH_IDLE_S
-        self._connections.pop(visitor, None)
-        self._connections[visitor] = None
+    def _note(self, connection: _Connection) -> None:
+        connection.due = self._clock() + HEALTH_IDLE_S
+        self._connections.pop(connection, None)
+        self._connections[connection] = None
 
-    def _drop(self, visitor: _Connection) -> None:
-        del self._connections[visitor]
-        self._selector.unregister(visitor.sock)
-        visitor.sock.close()
+    def _drop(self, connection: _Connection) -> None:
+        del self._connections[connection]
+        self._selector.unregister(connection.sock)
+        connection.sock.close()
 
     def _sweep(self) -> None:
         """Once in a while: drop idle connections, and listen again where that was given up."""
@@ -301,13 +301,13 @@ class HealthProcess:
         if now - self._swept_at < SWEEP_S:
             return
         self._swept_at = now
-        for visitor in [visitor for visitor in self._connections if visitor.due <= now]:
-            self._drop(visitor)
+        for connection in [connection for connection in self._connections if connection.due <= now]:
+            self._drop(connection)
         self._listen()
 
     def _close(self) -> None:
-        for visitor in list(self._connections):
-            self._drop(visitor)
+        for connection in list(self._connections):
+            self._drop(connection)
         for sock in (*self._listeners, self._gate):
             sock.close()
         self._selector.close()

@@ -287,12 +287,12 @@ class Bodies:
     """Reads them."""
 
     def __init__(self) -> None:
-        self._seats = asyncio.Semaphore(BODIES_AT_ONCE)
+        self._places = asyncio.Semaphore(BODIES_AT_ONCE)
 
     async def read(self, request: web.BaseRequest) -> bytes:
         """The whole body. Raises HTTPRequestTimeout and HTTPRequestEntityTooLarge."""
         try:
-            async with asyncio.timeout(BODY_S), self._seats:
+            async with asyncio.timeout(BODY_S), self._places:
                 expects = request.headers.get("Expect", "").lower()
                 if expects == "100-continue" and request.transport is not None:
                     request.transport.write(_CONTINUE)

@@ -1,6 +1,6 @@
 """The pages of the admin port: the state of units with reasons, and operations such as drain.
 
-In this order: `AdminPort`, `load_page`, `followed`, `drain_unit`, `conduct_unit`, `scaling_page`,
+In this order: `AdminPort`, `load_page`, `followed`, `drain_unit`, `act_on_unit`, `scaling_page`,
 , `admin_server`.
 """
 
@@ -44,7 +44,7 @@ from cellgate.proxy.admin.views import links_of, reduced, status, unit_page, uni
 from cellgate.proxy.config.load_process import ConfigError
 from cellgate.proxy.config.settings import Peers
 from cellgate.proxy.control.containment import Containment, fingerprint_name, listing
-from cellgate.proxy.control.engine_control import ONWARD, STILL, ConductError, Deed
+from cellgate.proxy.control.engine_control import ONWARD, STILL, EngineAction, EngineControlError
 from cellgate.proxy.control.scaling import Scaling
 from cellgate.proxy.http.errors import Failure
 from cellgate.proxy.ingress.reports import (
@@ -65,7 +65,7 @@ from cellgate.router.scaling import least_valued
 from cellgate.router.unit_state import UnitState
 
 Explain = Callable[[Mapping[str, str], bytes | None], dict[str, Any] | Failure]
-Conduct = Callable[[UnitState, Deed, str], Awaitable[str]]
+ActOnEngine = Callable[[UnitState, EngineAction, str], Awaitable[str]]
 """Has an operation done by the engine of a unit, in a mode (empty: the default); returns the mode."""
 
 
@@ -92,9 +92,9 @@ class AdminPort:
     async def open(self, listeners: Sequence[socket.socket]) -> None:
         """Answer on these."""
         self._listeners = list(listeners)
-        self._door, self._doorstep = socket.socketpair()
-        self._door.setblocking(False)
-        self._loop.add_reader(self._door, self._receive)
+        self._key_check, self._doorstep = socket.socketpair()
+        self._key_check.setblocking(False)
+        self._loop.add_reader(self._key_check, self._receive)
         self._health_process = await self._start_health_process()
         self._keeper = self._loop.create_task(self._keep_health_process())
 
@@ -121,7 +121,7 @@ class AdminPort:
         if self._keeper is not None:
             self._keeper.cancel()
         with suppress(OSError):
-            self._door.send(RETIRE)
+            self._key_check.send(RETIRE)
 
     async def close(self) -> None:
         """Stop listening, and end what is open."""
@@ -129,8 +129,8 @@ class AdminPort:
         if self._keeper is not None:
             self._keeper.cancel()
             await asyncio.wait([self._keeper])
-            self._loop.remove_reader(self._door)
-            self._door.close()
+            self._loop.remove_reader(self._key_check)
+            self._key_check.close()
             self._doorstep.close()
             await self._end_health_process()
         await asyncio.gather(*self._arriving)
@@ -176,7 +176,7 @@ class AdminPort:
 
     def _receive(self) -> None:
         """The health process passes on connections of which nothing was read."""
-        _, fds, _, _ = socket.recv_fds(self._door, _FDS_AT_ONCE, _FDS_AT_ONCE)
+        _, fds, _, _ = socket.recv_fds(self._key_check, _FDS_AT_ONCE, _FDS_AT_ONCE)
         for fd in fds:
             task = self._loop.create_task(self._serve(socket.socket(fileno=fd)))
             self._arriving.add(task)
@@ -202,7 +202,7 @@ def _nobody_looks(_unit: str, _probe: str) -> float | None:
 class AdminView:
     """`set_drain(unit, drained)` is False when there is no such unit; `due_s(unit, probe)` is in how many
     seconds a probe looks again, None when it does not; `queue_size` is how many requests wait for a unit;
-    `full`: nobody can be accepted; `explain` is Choice.explain; `conduct` is Conductor.conduct;
+    `full`: nobody can be accepted; `explain` is Choice.explain; `act_on_engine` is Conductor.conduct;
     `history` is History.shown; `troubles` is Helpers.shown;
     `reload` reads the configuration again for a caller, returns what changed and
     raises ConfigError; `needs_tls`: callers of other machines have to use TLS;
@@ -222,7 +222,7 @@ class AdminView:
     queue_size: Callable[[], int] = int
     poison: Containment | None = None
     full: Callable[[], bool] = bool
-    conduct: Conduct | None = None
+    act_on_engine: ActOnEngine | None = None
     history: Callable[[], dict[str, Any]] = dict
     troubles: Callable[[], list[dict[str, Any]]] = list
     reload: Callable[[str], Awaitable[str]] | None = None
@@ -340,16 +340,16 @@ def _note(view: AdminView, request: web.BaseRequest, *, drained: bool, **about: 
 # Operations of a unit's engine by the admin port: pause, resume, sleep, wake.
 
 
-async def conduct_unit(
-    view: AdminView, conduct: Conduct, request: web.BaseRequest, name: str, *, deed: Deed
+async def act_on_unit(
+    view: AdminView, act_on_engine: ActOnEngine, request: web.BaseRequest, name: str, *, action: EngineAction
 ) -> web.Response:
     """Let the engine of a unit do it, in the mode of the query. Raises NotHereError, ConductError."""
     state = view.board.units.get(name)
     if state is None:
         raise unknown("unit", name, view.board.units)
-    mode = await conduct(state, deed, request.query.get("mode", ""))
+    mode = await act_on_engine(state, action, request.query.get("mode", ""))
     detail = f"mode {mode}" if mode else ""
-    view.events.add(Action(deed, request.remote or "?", unit=name, detail=detail))
+    view.events.add(Action(action, request.remote or "?", unit=name, detail=detail))
     return reply(as_json(unit_view(state, view.now()) | {"mode": mode}))
 
 
@@ -434,10 +434,10 @@ class _Admin:
         for extra in EXTRAS.values():
             for path, method in extra.routes.items():
                 self._routes[path] = {method: view.pages.get(path, partial(_not_configured, extra.off))}
-        if view.conduct is not None:
-            for deed in (*STILL, *ONWARD):
-                conduct = partial(conduct_unit, view, view.conduct, deed=deed)
-                self._routes[f"/units/{_PAGES_NAME}/{deed}"] = {"POST": conduct}
+        if view.act_on_engine is not None:
+            for action in (*STILL, *ONWARD):
+                act_on_engine = partial(act_on_unit, view, view.act_on_engine, action=action)
+                self._routes[f"/units/{_PAGES_NAME}/{action}"] = {"POST": act_on_engine}
         if view.scaling is not None:
             self._routes["/scaling"] = {"GET": partial(scaling_page, view.scaling)}
             self._routes["/scaling/drain"] = {"POST": partial(drain_least_valued, view, view.scaling)}
@@ -469,7 +469,7 @@ class _Admin:
             # What this page shows is published at the end of this turn: /readyz must not say less than it.
             await asyncio.sleep(0)
             return response
-        except ConductError as error:
+        except EngineControlError as error:
             return error_reply(error.status, str(error))
         except NotHereError as error:
             return error_reply(HTTPStatus.NOT_FOUND, str(error))

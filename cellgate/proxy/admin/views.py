@@ -230,9 +230,9 @@ def reduced(models: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def load_s(state: UnitState, now: float) -> float:
     """How long the prompts at the unit will take to compute, as the router estimates."""
-    forecast = state.costs.forecast
-    tokens = state.costs.backlog.backlog_tokens(now, forecast.tokens_s) + forecast.foreign_tokens
-    return tokens / forecast.tokens_s
+    cost_terms = state.costs.cost_terms
+    tokens = state.costs.backlog.backlog_tokens(now, cost_terms.tokens_s) + cost_terms.foreign_tokens
+    return tokens / cost_terms.tokens_s
 
 
 def _row(state: UnitState, moment: Moment, avoided_links: list[str]) -> dict[str, Any]:
@@ -399,7 +399,7 @@ def explain(state: UnitState, moment: Moment) -> list[str]:
         *([] if rotation in _NAMES_CAUSE else [f"Because: {_because(state, moment)}"]),
         *_faults(state),
         *_besides(state, rotation, moment),
-        *_heard(state, moment),
+        *_received(state, moment),
         f"Next: {what_comes(state, rotation, moment)}",
         *(f"You can {words}" for words in advice(state, rotation)),
     ]
@@ -465,15 +465,15 @@ def _besides(state: UnitState, rotation: Rotation, moment: Moment) -> list[str]:
     return lines
 
 
-def _heard(state: UnitState, moment: Moment) -> list[str]:
+def _received(state: UnitState, moment: Moment) -> list[str]:
     """The last evidence of every source: bad or neutral in full, good in one line."""
     case, news = state.case, sorted(state.last_evidence.values(), key=_at, reverse=True)
     faults = ((node or None, source) for node, source in case.faults)
-    told = [case.because, present_reason(state), *map(state.last_evidence.get, faults)]
+    reported = [case.because, present_reason(state), *map(state.last_evidence.get, faults)]
     lines = [
         f"{'Also bad' if word.sign is Sign.BAD else 'No evidence'}: {_said(word, state, moment)}"
         for word in news
-        if word.sign is not Sign.GOOD and word not in told and not _is_over(word, case)
+        if word.sign is not Sign.GOOD and word not in reported and not _is_over(word, case)
     ]
     good = [w for w in news if w.sign is Sign.GOOD]
     if good:
@@ -565,7 +565,11 @@ def unit_page(state: UnitState, board: Board, now: float, canary_s: float | None
 
 def _shared(state: UnitState, board: Board) -> list[str]:
     """What all failing units share, for one of them."""
-    return [fate.in_words() for fate in shared_fates(board) if state.unit.name in fate.units]
+    return [
+        common_cause.in_words()
+        for common_cause in shared_fates(board)
+        if state.unit.name in common_cause.units
+    ]
 
 
 def _news(state: UnitState, of_node: str | None, now: float) -> dict[str, dict[str, Any]]:
@@ -620,7 +624,7 @@ def _routing(costs: CostModel, now: float) -> dict[str, Any]:
         "prefill_samples": rates.prefill_tokens_s.seen,
         "step_s": round(rates.steps.at(work.batch), 5),
         "bytes_per_token": round(rates.bytes_per_token.value, 3),
-        "seats": int(costs.seats.limit) if costs.seats.limit < inf else None,
+        "seats": int(costs.slots.limit) if costs.slots.limit < inf else None,
         "kv_tokens": costs.kv_tokens,
         "queued_tokens": work.queued_tokens,
         "backlog_s": round(costs.backlog_s(now), 3),

@@ -233,7 +233,7 @@ class Screen:
         if not self._holds_all:
             self._look()
         elif self._is_full and not self._is_asking:
-            self._decide(self._told_all)
+            self._decide(self._reported_all)
 
     def hint(self, heads: bytes) -> None:
         """A screen stands behind the head of an answer."""
@@ -242,9 +242,9 @@ class Screen:
         """The same."""
         self.send(data)
 
-    def give_up(self, exchange: ClientExchange, request: Request) -> None:
+    def abort(self, exchange: ClientExchange, request: Request) -> None:
         """The exchange has failed."""
-        self._client.give_up(exchange, request)
+        self._client.abort(exchange, request)
 
     def finish(self, request: Request, *, keep_alive: bool) -> None:
         """The answer is complete. Its client gets the next one when this one was allowed."""
@@ -264,7 +264,7 @@ class Screen:
         """Ask, if it is time to."""
         size, is_full = self._written.size, self._is_full
         if is_full and self._end is None:
-            self._exchange.hold_back(True)
+            self._exchange.buffer_full(True)
         if self._is_asking:
             return
         if self._end is not None or size >= self._settings.window_bytes or (is_full and size):
@@ -277,7 +277,7 @@ class Screen:
             # Held is one event, of which nobody can be shown a part.
             self._asked = len(self._held)
             self._written.forget_begun()
-            self._decide(self._told_begun)
+            self._decide(self._reported_begun)
         elif self._timer is None and size:
             self._timer = self._loop.call_later(self._settings.window_s, self._due)
 
@@ -297,9 +297,9 @@ class Screen:
         self._is_asking = True
         if isinstance(asked, GuardrailVerdict | Failure):
             # Later, because the response is in the middle of its work.
-            self._loop.call_soon(self._told, asked)
+            self._loop.call_soon(self._reported, asked)
             return
-        self._ask_hook(PHASE, *asked, self._told)
+        self._ask_hook(PHASE, *asked, self._reported)
 
     def _decide(self, tell: OnOpinion) -> None:
         """What is held is too large for a verdict."""
@@ -340,15 +340,15 @@ class Screen:
         """It has something that a guardrail cannot read."""
         return self._hook.failed(PHASE, "unreadable")
 
-    def _told(self, opinion: GuardrailVerdict | Failure) -> None:
+    def _reported(self, opinion: GuardrailVerdict | Failure) -> None:
         self._is_asking = False
         if isinstance(opinion, GuardrailVerdict) and opinion.action is not GuardAction.DENY:
             self._release(self._asked)
-            self._go_on()
+            self._screen_on()
         else:
             self._refuse(denied(opinion, "answer") if isinstance(opinion, GuardrailVerdict) else opinion)
 
-    def _told_begun(self, failed: GuardrailVerdict | Failure) -> None:
+    def _reported_begun(self, failed: GuardrailVerdict | Failure) -> None:
         """One event is too large to be held, so there is no verdict on what has come of it."""
         if isinstance(failed, Failure):
             self._refuse(failed)
@@ -356,9 +356,9 @@ class Screen:
         self._is_asking = False
         self._release(self._asked)
         self._in_event = True
-        self._go_on()
+        self._screen_on()
 
-    def _told_all(self, failed: GuardrailVerdict | Failure) -> None:
+    def _reported_all(self, failed: GuardrailVerdict | Failure) -> None:
         """The answer cannot be held, so there is no verdict."""
         if isinstance(failed, Failure):
             self._refuse(failed)
@@ -377,9 +377,9 @@ class Screen:
         for each in allowed:
             self._client.send(each)
         if not self._is_full:
-            self._exchange.hold_back(False)
+            self._exchange.buffer_full(False)
 
-    def _go_on(self) -> None:
+    def _screen_on(self) -> None:
         end = self._end
         if self._held:
             self._look()

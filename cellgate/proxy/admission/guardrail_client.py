@@ -246,11 +246,11 @@ def opinion_of(status: int, answer: bytes, *, may_change: bool) -> GuardrailVerd
     if status != 200:
         raise InvalidReplyError(f"it answered {status}")
     try:
-        told = orjson.loads(answer)
-        action = GuardAction(told["action"])
+        document = orjson.loads(answer)
+        action = GuardAction(document["action"])
     except (ValueError, TypeError, KeyError):
         raise InvalidReplyError("its answer is no object with an action of allow, deny, change") from None
-    reason, body = told.get("reason", ""), told.get("body")
+    reason, body = document.get("reason", ""), document.get("body")
     if action is not GuardAction.CHANGE:
         return GuardrailVerdict(
             action, " ".join(reason.split())[:REASON_CHARS] if isinstance(reason, str) else ""

@@ -1,6 +1,6 @@
 """The door: finds the key of each request, and watches over those in flight.
 
-In this order: `KeyDoor`, `KeyFollower`, `KeyAdmission`, `TokenVerifier`.
+In this order: `KeyChecker`, `KeyFollower`, `KeyAdmission`, `TokenVerifier`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from cellgate.router.nouns import Ask, Outcome
 if TYPE_CHECKING:
     from cellgate.proxy.http.request import Request
     from cellgate.proxy.observe.access_log import Finished
-    from cellgate.proxy.observe.counters import ContinuationResult
+    from cellgate.proxy.observe.counters import ResumeResult
     from cellgate.proxy.request.ports import Charge
     from cellgate.proxy.request.routes import ModelPlace
     from cellgate.router.unit_state import Lease
@@ -37,7 +37,7 @@ _SCHEME = b"Bearer "
 _SCHEME_BYTES = len(_SCHEME)
 
 
-class KeyDoor:
+class KeyChecker:
     """The door of one process. `accounts` get what requests use; `ends_streams`: a request in flight ends
     when its key is revoked or expires. `tokens` are asked about what is in no file.
     """
@@ -76,9 +76,9 @@ class KeyDoor:
         if self._tokens is not None:
             await self._tokens.close()
 
-    def identify(self, visitor: KeyedRequest) -> KeyAdmission | Failure:
+    def identify(self, keyed_request: KeyedRequest) -> KeyAdmission | Failure:
         """What the key of a request allows, or why it does not count."""
-        shown = take_credentials(visitor.request)
+        shown = take_credentials(keyed_request.request)
         digest = sha256(shown).digest()
         at = self._wall()
         key = self._ring.keys.get(digest)
@@ -89,7 +89,7 @@ class KeyDoor:
             key = found
         if self.closed and (refusal := self._refused(key)) is not None:
             return refusal
-        return KeyAdmission(self, digest, key, visitor, at)
+        return KeyAdmission(self, digest, key, keyed_request, at)
 
     def _find(self, shown: bytes, digest: bytes, at: float) -> Key | Failure:
         """The key that stands for what was shown, whose digest this is; or why it does not count."""
@@ -158,7 +158,7 @@ class KeyDoor:
             admission.spend()
             if self._ends_streams and not self._counts(admission, at):
                 message = "the API key of this request was revoked, or has expired"
-                admission.visitor.stop(Failure(FailureKind.KEY_REVOKED, message))
+                admission.keyed_request.stop(Failure(FailureKind.KEY_REVOKED, message))
 
     def _counts(self, admission: KeyAdmission, at: float) -> bool:
         """Whether the key of a request in flight still counts."""
@@ -323,19 +323,21 @@ class KeyAdmission:
         "_at",
         "_charged",
         "_charged_as",
-        "_door",
+        "_key_check",
         "_known",
         "_usage",
         "digest",
         "key",
-        "visitor",
+        "keyed_request",
     )
 
-    def __init__(self, door: KeyDesk, digest: bytes, key: Key, visitor: KeyedRequest, at: float) -> None:
-        self._door = door
+    def __init__(
+        self, key_check: KeyDesk, digest: bytes, key: Key, keyed_request: KeyedRequest, at: float
+    ) -> None:
+        self._key_check = key_check
         self.digest = digest
         self.key = key
-        self.visitor = visitor
+        self.keyed_request = keyed_request
         self._at = at
         self._charged: tuple[int, int] | None = None
         self._usage: Usage | None = None
@@ -350,7 +352,7 @@ class KeyAdmission:
             ask.model not in models
             or ask.models_beside
             or place is IN_PATH
-            or b"?" in self.visitor.request.target
+            or b"?" in self.keyed_request.request.target
         ):
             refusal = self._barred(ask, models, place)
             if refusal is not None:
@@ -374,7 +376,7 @@ class KeyAdmission:
 
     def _barred(self, ask: Ask, models: frozenset[str], place: ModelPlace) -> Failure | None:
         """Why a key for some models is not for all that a request names, or for one that names none."""
-        request = self.visitor.request
+        request = self.keyed_request.request
         in_path = model_in(request.path) if place is IN_PATH else None
         named = {ask.model, in_path, *ask.models_beside, *models_in_query(request.target)} - {None}
         if named <= models and (named or place is NOWHERE):
@@ -389,12 +391,12 @@ class KeyAdmission:
 
     def used_up(self, refusal: Failure) -> None:
         """A limit of its key has nothing left."""
-        self._door.shut(self.key, refusal)
+        self._key_check.shut(self.key, refusal)
 
     def refusal(self) -> Failure | None:
         """Why it is refused by now, before anything was done for it."""
-        if (refusal := self._door.refusal(self.key)) is not None:
-            self._door.accounts.refused(self.key.tenant.name, refusal.used_up)
+        if (refusal := self._key_check.refusal(self.key)) is not None:
+            self._key_check.accounts.refused(self.key.tenant.name, refusal.used_up)
         return refusal
 
     @property
@@ -409,15 +411,15 @@ class KeyAdmission:
         self._asked = ask
         self._charged_as = ask.model or ""
         key, at = self.key, self._at
-        known = self._door.estimators.known.get((key.name, ask.tenant, self._charged_as), NOVICE)
+        known = self._key_check.estimators.known.get((key.name, ask.tenant, self._charged_as), NOVICE)
         if at > known.until:
             known = NOVICE
         self._known = known
         prompt, completion = known.expect(ask.prompt_tokens, ask.max_tokens, ask.answers)
-        if self.visitor.response.route in _ANSWERLESS:
+        if self.keyed_request.response.route in _ANSWERLESS:
             completion = 0
         self._charged = prompt, completion
-        self._door.in_flight[self] = None
+        self._key_check.in_flight[self] = None
         return key.name, prompt, completion, at
 
     def completed(self, usage: Usage | None) -> None:
@@ -426,43 +428,43 @@ class KeyAdmission:
 
     def spend(self) -> None:
         """Account for tokens of the answer that came and were not expected."""
-        response, charged = self.visitor.response, self._charged
+        response, charged = self.keyed_request.response, self._charged
         if charged is None or (more := response.events - charged[1]) <= 0:
             return
         self._charged = charged[0], response.events
-        self._door.accounts.spent(self.key.name, self.key.tenant.name, self._charged_as, more)
+        self._key_check.accounts.spent(self.key.name, self.key.tenant.name, self._charged_as, more)
 
     def over(self, record: Finished, _at: float) -> None:
         """The response has ended."""
-        charged, door = self._charged, self._door
+        charged, key_check = self._charged, self._key_check
         if charged is not None:
-            del door.in_flight[self]
+            del key_check.in_flight[self]
             if record.code not in _NOT_CHARGED:
-                door.accounts.settle(self._bill(record, charged))
-                if door.closed:
-                    door.ended(self.key)
+                key_check.accounts.settle(self._usage_record(record, charged))
+                if key_check.closed:
+                    key_check.ended(self.key)
         # They hold each other, and would wait for the garbage collector.
-        del self.visitor
+        del self.keyed_request
 
-    def _bill(self, record: Finished, charged: tuple[int, int]) -> UsageRecord:
+    def _usage_record(self, record: Finished, charged: tuple[int, int]) -> UsageRecord:
         usage, asked, key = self._usage, self._asked, self.key
         if usage is not None:
             prompt = usage.prompt_tokens
             completion = usage.answer_tokens
             known = self._known
             if known is NOVICE:
-                known = self._door.estimators.make((key.name, asked.tenant, self._charged_as))
+                known = self._key_check.estimators.make((key.name, asked.tenant, self._charged_as))
             known.until = self._at + FORGET_S
             known.learn(asked.prompt_tokens, prompt, completion // asked.answers)
         elif record.events or record.outcome is _OK or (record.outcome is _LEFT and record.attempts):
             # Its engine has computed, and did not say how much, or not all.
             prompt, completion, usage = self._estimate(record, charged)
-        elif self.visitor.response.whole and not record.code:
+        elif self.keyed_request.response.whole and not record.code:
             # What it answered is doubtful, and was shown all the same.
             prompt, completion, usage = self._estimate_doubtful()
         else:
             prompt = completion = 0
-        bill = (
+        usage_record = (
             record.request_id,
             key.name,
             asked.tenant,
@@ -476,16 +478,22 @@ class KeyAdmission:
             completion,
             usage is None,
         )
-        return _new(UsageRecord, bill)
+        return _new(UsageRecord, usage_record)
 
     def _estimate(self, record: Finished, charged: tuple[int, int]) -> tuple[int, int, Usage | None]:
         """Tokens of the prompt and of the answer as far as they are known, and the usage if it was told."""
-        response, asked = self.visitor.response, self._asked
-        told = response.usage_for(asked)
-        if told is not None and response.has_answered():
+        response, asked = self.keyed_request.response, self._asked
+        reported = response.usage_for(asked)
+        if reported is not None and response.has_answered():
             # It was told, though the client has left before the very end.
-            return told.prompt_tokens, told.answer_tokens, told if type(told) is Usage else None
-        prompt, least = (told.prompt_tokens, told.answer_tokens) if told is not None else (charged[0], 0)
+            return (
+                reported.prompt_tokens,
+                reported.answer_tokens,
+                reported if type(reported) is Usage else None,
+            )
+        prompt, least = (
+            (reported.prompt_tokens, reported.answer_tokens) if reported is not None else (charged[0], 0)
+        )
         if record.route in _ANSWERLESS or response.status == _SWITCHED:
             return prompt, least, None
         events, text = response.tokens_shown()
@@ -498,11 +506,11 @@ class KeyAdmission:
 
     def _estimate_doubtful(self) -> tuple[int, int, Usage | None]:
         """The same of an answer under 200 that is not known to be a good one: what its unit says it took."""
-        response = self.visitor.response
-        told = response.usage_for(self._asked) if response.status < _OK_BELOW else None
-        if told is None:
+        response = self.keyed_request.response
+        reported = response.usage_for(self._asked) if response.status < _OK_BELOW else None
+        if reported is None:
             return 0, 0, None
-        return told.prompt_tokens, told.answer_tokens, told if type(told) is Usage else None
+        return reported.prompt_tokens, reported.answer_tokens, reported if type(reported) is Usage else None
 
     # -- what else it observes -----------------------------------------------------------------------------
 
@@ -524,7 +532,7 @@ class KeyAdmission:
     def broke(self, unit: str, at: float) -> None:
         """A unit broke its answer."""
 
-    def settled(self, result: ContinuationResult) -> None:
+    def settled(self, result: ResumeResult) -> None:
         """The result of the break is known."""
 
 

@@ -9,7 +9,7 @@ waits for them. Rules:
 2. In a new window, until the counter has answered, each gate holds half of its even share.
 3. A meter that has lost the counter stands alone: each gate then passes at most the whole limit.
 
-In this order: `LimitLedger`, `Account`, `LimitPlan`, `UsageRecord`, `DoorCounts`, `LimitedDispatcher`.
+In this order: `LimitLedger`, `Account`, `LimitPlan`, `UsageRecord`, `KeyCounts`, `LimitedDispatcher`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class LimitLedger:
     `record`, if there is one, with each bill.
     """
 
-    def __init__(self, wall: Callable[[], float], counts: DoorCounts, record: TakeBill | None) -> None:
+    def __init__(self, wall: Callable[[], float], counts: KeyCounts, record: TakeUsage | None) -> None:
         self.gates = 0
         self.counts = counts
         self.on_low: Callable[[], None] = lambda: None
@@ -113,31 +113,42 @@ class LimitLedger:
         """A request was refused at the door: of this limit nothing is left."""
         self.counts.refused(tenant, limit)
 
-    def settle(self, bill: UsageRecord) -> None:
+    def settle(self, usage_record: UsageRecord) -> None:
         """A request that was charged is over."""
-        plan = self._plans.get((bill.key, bill.tenant)) or self._plan(bill.key, bill.tenant)
-        more_prompt = bill.prompt_tokens - bill.prompt_charged
-        more_completion = bill.completion_tokens - bill.completion_charged
+        plan = self._plans.get((usage_record.key, usage_record.tenant)) or self._plan(
+            usage_record.key, usage_record.tenant
+        )
+        more_prompt = usage_record.prompt_tokens - usage_record.prompt_charged
+        more_completion = usage_record.completion_tokens - usage_record.completion_charged
         if not self._prices:
             money = 0
-        elif bill.model == bill.model_charged:
-            money = self._money(bill.model, more_prompt, more_completion)
+        elif usage_record.model == usage_record.model_charged:
+            money = self._money(usage_record.model, more_prompt, more_completion)
         else:
-            charged = self._money(bill.model_charged, bill.prompt_charged, bill.completion_charged)
-            money = self._money(bill.model, bill.prompt_tokens, bill.completion_tokens) - charged
-        plan.correct((0, more_prompt + more_completion, money), bill.at)
+            charged = self._money(
+                usage_record.model_charged, usage_record.prompt_charged, usage_record.completion_charged
+            )
+            money = (
+                self._money(usage_record.model, usage_record.prompt_tokens, usage_record.completion_tokens)
+                - charged
+            )
+        plan.correct((0, more_prompt + more_completion, money), usage_record.at)
         plan.release()
-        self.counts.used(bill)
+        self.counts.used(usage_record)
         if self._record is not None:
-            self._record(bill, self._money(bill.model, bill.prompt_tokens, bill.completion_tokens) / MICRO)
+            self._record(
+                usage_record,
+                self._money(usage_record.model, usage_record.prompt_tokens, usage_record.completion_tokens)
+                / MICRO,
+            )
 
-    def settle_unknown(self, bill: UsageRecord) -> None:
+    def settle_unknown(self, usage_record: UsageRecord) -> None:
         """A request is over that was not charged here: an earlier control process did that, or nobody. It
         gets nothing back, and what it has used is charged now.
         """
-        if bill.prompt_tokens or bill.completion_tokens:
-            self._plan(bill.key, bill.tenant).enter()
-            self.settle(bill._replace(prompt_charged=0, completion_charged=0))
+        if usage_record.prompt_tokens or usage_record.completion_tokens:
+            self._plan(usage_record.key, usage_record.tenant).enter()
+            self.settle(usage_record._replace(prompt_charged=0, completion_charged=0))
 
     def abandon(self, key: str, tenant: str) -> None:
         """A request that was charged will never be settled: its worker has ended."""
@@ -555,7 +566,7 @@ class Accounts(Protocol):
     def spent(self, key: str, tenant: str, model: str, tokens: int) -> None:
         """The answer of a request that is in flight has so many tokens more than it was charged with."""
 
-    def settle(self, bill: UsageRecord) -> None:
+    def settle(self, usage_record: UsageRecord) -> None:
         """A request that was charged is over."""
 
     def refused(self, tenant: str, limit: str) -> None:
@@ -570,7 +581,7 @@ OTHER = ""
 """The label of models that no configuration names."""
 
 
-class DoorCounts(Collector):
+class KeyCounts(Collector):
     """Counts in plain numbers. `models` gives the models of the configuration."""
 
     def __init__(self, models: Callable[[], frozenset[str]]) -> None:
@@ -585,14 +596,14 @@ class DoorCounts(Collector):
         """Whether limits are shared with other gates now; None: they never are."""
         self.lines_lost: Callable[[], int] = int
 
-    def used(self, bill: UsageRecord) -> None:
+    def used(self, usage_record: UsageRecord) -> None:
         """A request is over."""
-        if bill.prompt_tokens or bill.completion_tokens:
-            tokens = self._used.get((bill.tenant, bill.model)) or self._used.setdefault(
-                (bill.tenant, bill.model), [0, 0]
+        if usage_record.prompt_tokens or usage_record.completion_tokens:
+            tokens = self._used.get((usage_record.tenant, usage_record.model)) or self._used.setdefault(
+                (usage_record.tenant, usage_record.model), [0, 0]
             )
-            tokens[0] += bill.prompt_tokens
-            tokens[1] += bill.completion_tokens
+            tokens[0] += usage_record.prompt_tokens
+            tokens[1] += usage_record.completion_tokens
 
     def refused(self, tenant: str, limit: str) -> None:
         """A limit was reached."""
@@ -649,7 +660,7 @@ _MEASURE_WORDS = {Measure.REQUESTS: "requests", Measure.TOKENS: "tokens", Measur
 GIVEN_BACK_S = 5
 """When a request is worth another try that was refused while others of its key are in flight."""
 
-TakeBill = Callable[[UsageRecord, float], None]
+TakeUsage = Callable[[UsageRecord, float], None]
 """Takes note of a bill and its cost."""
 
 

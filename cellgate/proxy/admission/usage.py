@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import orjson
 
-from cellgate.proxy.admission.keys import KeyDoor, KeyFollower, TokenVerifier
-from cellgate.proxy.admission.limits import DoorCounts, LimitLedger, UsageRecord
+from cellgate.proxy.admission.keys import KeyChecker, KeyFollower, TokenVerifier
+from cellgate.proxy.admission.limits import KeyCounts, LimitLedger, UsageRecord
 from cellgate.proxy.config.extras import how_to_install
 from cellgate.proxy.config.key_file import KeyRing
 from cellgate.proxy.observe.access_log import LineLog
@@ -41,9 +41,9 @@ class Accounting:
         models: Callable[[], frozenset[str]],
         wall: Callable[[], float] = time.time,
     ) -> None:
-        self.counts = DoorCounts(models)
+        self.counts = KeyCounts(models)
         self.ledger = LimitLedger(wall, self.counts, self._record if log is not None else None)
-        self.door: KeyDoor | None = None
+        self.key_check: KeyChecker | None = None
         """That of the same process, if it has clients."""
         self._events = events
         self._usage: LineLog[UsageRow] | None = usage_log(log, wall) if log is not None else None
@@ -68,8 +68,8 @@ class Accounting:
         """Read the keys, and follow their file."""
         self._follower.read()
         self._follower.start()
-        if self.door is not None:
-            self.door.start()
+        if self.key_check is not None:
+            self.key_check.start()
 
     def share(self, sharing: LimitSharing) -> None:
         """Share the limits with other gates, from now on."""
@@ -79,8 +79,8 @@ class Accounting:
     def tick(self, now: float) -> None:
         """A few times a second."""
         self.ledger.tick()
-        if self.door is not None:
-            self.door.tick(now)
+        if self.key_check is not None:
+            self.key_check.tick(now)
         if self._usage is not None:
             self._usage.flush()
 
@@ -89,15 +89,15 @@ class Accounting:
         await self._follower.close()
         if self._sharing is not None:
             await self._sharing.close()
-        if self.door is not None:
-            await self.door.close()
+        if self.key_check is not None:
+            await self.key_check.close()
         if self._usage is not None:
             self._usage.close()
 
     def _take(self, ring: KeyRing) -> None:
         self.ledger.take(ring)
-        if self.door is not None:
-            self.door.take(ring)
+        if self.key_check is not None:
+            self.key_check.take(ring)
         self.counts.is_stale, self._problems = False, ()
         if self._has_keys:
             detail = f"{self._path}: {len(ring.keys)} keys, {len(ring.tenants)} tenants"
@@ -109,9 +109,9 @@ class Accounting:
         for problem in problems:
             self._events.add(Action("keys_refused", self._path, detail=problem))
 
-    def _record(self, bill: UsageRecord, cost: float) -> None:
+    def _record(self, usage_record: UsageRecord, cost: float) -> None:
         if self._usage is not None:
-            self._usage.write(UsageRow(bill, cost))
+            self._usage.write(UsageRow(usage_record, cost))
 
 
 class LimitSharing(Protocol):
@@ -121,7 +121,9 @@ class LimitSharing(Protocol):
     async def close(self) -> None: ...
 
 
-def make_door(settings: Settings, accounts: Accounts, wall: Callable[[], float] = time.time) -> KeyDoor:
+def make_key_check(
+    settings: Settings, accounts: Accounts, wall: Callable[[], float] = time.time
+) -> KeyChecker:
     """The door of a process that has clients. It has no keys yet."""
     keys = settings.keys
     assert keys is not None
@@ -134,7 +136,7 @@ def make_door(settings: Settings, accounts: Accounts, wall: Callable[[], float] 
         except ModuleNotFoundError as error:
             why = f"{error.name} is not installed: {how_to_install('jwt')}"
             log_line("error", f"JSON Web Tokens do not count, though they are configured: {why}")
-    return KeyDoor(accounts, wall, ends_streams=keys.on_revoke == "end", tokens=tokens)
+    return KeyChecker(accounts, wall, ends_streams=keys.on_revoke == "end", tokens=tokens)
 
 
 # The usage log: one line of JSON for each request that was charged, for billing.
@@ -164,7 +166,7 @@ USAGE_COLUMNS = (
 class UsageRow(NamedTuple):
     """One request as it is logged: its bill, and its cost in the currency of the prices."""
 
-    bill: UsageRecord
+    usage_record: UsageRecord
     cost: float
 
 
@@ -175,18 +177,18 @@ def usage_log(path: str, wall: Callable[[], float]) -> LineLog[UsageRow]:
 
 def usage_line(at: float, row: UsageRow) -> bytes:
     """One line; docs/limits.md has the fields."""
-    bill = row.bill
+    usage_record = row.usage_record
     values = (
         utc(at),
-        bill.request_id,
-        bill.key,
-        bill.tenant,
-        bill.model[:TEXT_MAX],
-        bill.route,
-        bill.status,
-        bill.prompt_tokens,
-        bill.completion_tokens,
-        bill.is_estimated,
+        usage_record.request_id,
+        usage_record.key,
+        usage_record.tenant,
+        usage_record.model[:TEXT_MAX],
+        usage_record.route,
+        usage_record.status,
+        usage_record.prompt_tokens,
+        usage_record.completion_tokens,
+        usage_record.is_estimated,
         row.cost,
     )
     return orjson.dumps(dict(zip(USAGE_COLUMNS, values, strict=True))) + b"\n"

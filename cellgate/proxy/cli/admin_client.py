@@ -29,7 +29,7 @@ ADMIN_CA_VARIABLE = "CELLGATE_ADMIN_CA"
 """A file with the authority that signs the certificate of the admin port; with it, TLS is spoken."""
 ADMIN_CERT_VARIABLE = "CELLGATE_ADMIN_CERT"
 """A file with a certificate and its key, to be shown there."""
-CONDUCT_TIMEOUT_S = 3600.0
+ENGINE_CONTROL_TIMEOUT_S = 3600.0
 """An engine may finish its requests first, for as long as the gate allows (`timeouts.drain_s`)."""
 
 
@@ -123,13 +123,13 @@ def drain_least_valued(admin: Address, model: str | None) -> str:
     return str(found["name"])
 
 
-def conduct(admin: Address, unit: str, deed: str, mode: str | None) -> str:
+def act_on_engine(admin: Address, unit: str, action: str, mode: str | None) -> str:
     """Pauses, resumes, puts to sleep or wakes the engine of a unit; returns the mode. Raises CommandError.
 
     The gate answers when the engine has done it.
     """
     query = f"?{urlencode({'mode': mode})}" if mode else ""
-    found = call(admin, "POST", f"{_path(unit)}/{deed}{query}", timeout_s=CONDUCT_TIMEOUT_S)
+    found = call(admin, "POST", f"{_path(unit)}/{action}{query}", timeout_s=ENGINE_CONTROL_TIMEOUT_S)
     if not isinstance(found, dict) or "mode" not in found:
         raise stranger(admin)
     return str(found["mode"])
@@ -224,10 +224,10 @@ def _refusal(admin: Address, error: urllib.error.HTTPError) -> CommandError | Co
     """What the gate says of a request it does not grant, and the flag or variable that helps."""
     with error:
         try:
-            told = json.load(error)
-            if "problems" in told:
-                return ConfigError([str(problem) for problem in told["problems"]])
-            message = str(told["error"]["message"])
+            document = json.load(error)
+            if "problems" in document:
+                return ConfigError([str(problem) for problem in document["problems"]])
+            message = str(document["error"]["message"])
             if error.headers.get("x-request-id"):
                 # Only requests of clients have a number.
                 return CommandError(f"{admin} is the gate's port for clients: set its admin port with {_SET}")

@@ -133,13 +133,13 @@ def kinds(units: Sequence[Unit]) -> dict[UnitKind, list[str]]:
 
 def rows(kind: UnitKind, rules: Rules) -> list[FaultBound]:
     """Which fault is found within which time; an unknown engine is taken as one that counts its steps."""
-    counts, told_s = kind.counts is not False, LOOK_S + SLACK_S
+    counts, reported_s = kind.counts is not False, LOOK_S + SLACK_S
     hang_s = busy_hang_s(rules, counts), idle_hang_s(rules, counts)
     found = []
     if kind.agents != "no":
         lost_s = lost_machine_s(rules, counts)
         where = "" if kind.agents == "all" else " of a node with an agent"
-        found.append(FaultBound(f"a process{where} is killed or stopped", told_s, told_s))
+        found.append(FaultBound(f"a process{where} is killed or stopped", reported_s, reported_s))
         found.append(FaultBound(f"a machine{where} is lost", min(lost_s, hang_s[0]), min(lost_s, hang_s[1])))
     if kind.agents != "all":
         where = "" if kind.agents == "no" else " of a node without an agent"

@@ -125,8 +125,8 @@ class DemoApi:
 
     async def _tokenize(self, request: web.Request) -> web.Response:
         tokens = tokens_of(prompt_of(await request.json()))
-        told = {"tokens": tokens, "count": len(tokens), "max_model_len": MOST_TOKENS}
-        return web.json_response(told)
+        document = {"tokens": tokens, "count": len(tokens), "max_model_len": MOST_TOKENS}
+        return web.json_response(document)
 
     async def _detokenize(self, request: web.Request) -> web.Response:
         return web.json_response({"prompt": text_of((await request.json())["tokens"])})
@@ -137,12 +137,12 @@ class DemoApi:
             prompt, asked = prompt_of(body), body.get("max_completion_tokens") or body.get("max_tokens")
             most = min(int(asked or _USUAL_TOKENS), MOST_TOKENS - len(tokens_of(prompt)))
         except (LookupError, TypeError, ValueError, AttributeError) as error:
-            told = {
+            document = {
                 "message": f"this is no request for text: {error!r}",
                 "type": "BadRequestError",
                 "code": 400,
             }
-            return web.json_response({"error": told}, status=400)
+            return web.json_response({"error": document}, status=400)
         answer, words = (
             DemoAnswer("messages" in body, len(tokens_of(prompt)), most),
             self._engine.words(prompt, most),

@@ -99,8 +99,8 @@ def _usage_arguments(parser: argparse.ArgumentParser) -> None:
     """Which log, from when to when, and by what."""
     add = parser.add_argument
     add("file", metavar="FILE", help="the usage log")
-    told = "such as 2026-11-01 or 2026-11-01T12:00:00Z"
-    add("--since", metavar="TIME", type=_time, help=f"the first moment, {told}; default: all")
+    help_text = "such as 2026-11-01 or 2026-11-01T12:00:00Z"
+    add("--since", metavar="TIME", type=_time, help=f"the first moment, {help_text}; default: all")
     add("--until", metavar="TIME", type=_time, help="the moment after the last; default: now")
     add("--by", choices=["tenant", "key", "model"], default="tenant", help="a line for each; default: tenant")
     add("--json", action="store_true", help="everything, as JSON")

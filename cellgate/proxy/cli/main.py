@@ -250,8 +250,10 @@ class Words(NamedTuple):
 
 def completion_arguments(parser: argparse.ArgumentParser) -> None:
     """For which shell."""
-    told = "source the output, or save it where it looks; units, cells: names at the gate, for such a script"
-    parser.add_argument("shell", choices=[*sorted(_SHELLS), *NAME_COLUMNS], help=told)
+    help_text = (
+        "source the output, or save it where it looks; units, cells: names at the gate, for such a script"
+    )
+    parser.add_argument("shell", choices=[*sorted(_SHELLS), *NAME_COLUMNS], help=help_text)
 
 
 def run_completion(args: argparse.Namespace) -> int:

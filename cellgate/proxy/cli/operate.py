@@ -37,8 +37,12 @@ _OPERATE_FORMS = ("table", "wide", "json")
 
 def units_arguments(parser: argparse.ArgumentParser) -> None:
     """In which form, once or on and on, of which gate."""
-    told = "table, wide (weight, cache, engine and URL as well) or json (everything); default: %(default)s"
-    parser.add_argument("-o", "--output", metavar="FORM", choices=_OPERATE_FORMS, default="table", help=told)
+    help_text = (
+        "table, wide (weight, cache, engine and URL as well) or json (everything); default: %(default)s"
+    )
+    parser.add_argument(
+        "-o", "--output", metavar="FORM", choices=_OPERATE_FORMS, default="table", help=help_text
+    )
     as_json = "the same as -o json"
     parser.add_argument("--json", action="store_const", dest="output", const="json", help=as_json)
     parser.add_argument("--watch", action="store_true", help="then each unit that changes, until Ctrl-C")
@@ -235,14 +239,14 @@ def engine_arguments(parser: argparse.ArgumentParser) -> None:
         below = orders.add_parser(order)
         add_unit(below)
         if order in ("pause", "sleep"):
-            told = "what becomes of its requests: wait, abort, keep"
-            below.add_argument("--mode", metavar="MODE", help=told)
+            help_text = "what becomes of its requests: wait, abort, keep"
+            below.add_argument("--mode", metavar="MODE", help=help_text)
         add_admin(below)
 
 
 def run_engine(args: argparse.Namespace) -> int:
     """Have the engine do it. Raises CommandError."""
-    mode = admin_client.conduct(args.admin, args.name, args.order, getattr(args, "mode", None))
+    mode = admin_client.act_on_engine(args.admin, args.name, args.order, getattr(args, "mode", None))
     print(f"{args.name}: " + _CONDUCTED[args.order].format(unit=args.name, mode=mode))
     return 0
 

@@ -118,17 +118,17 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
     add("--workers", metavar="N", type=_number, help="the number of processes that serve clients")
     add("--listen", metavar="HOST:PORT", help="the address for requests")
     add("--admin", metavar="HOST:PORT", help="the address of the admin port")
-    told = "a unit; can be repeated; replaces the cells of the file"
-    add("--unit", metavar="[NAME=]URL", action="append", default=[], help=told)
+    help_text = "a unit; can be repeated; replaces the cells of the file"
+    add("--unit", metavar="[NAME=]URL", action="append", default=[], help=help_text)
     add("--policy", metavar="POLICY", help="how units are ranked: " + ", ".join(POLICIES))
     add("--redis", metavar="URL", help="the Redis that gates share (docs/redis.md)")
     add("--access-log", metavar="FORMAT", help="one of " + ", ".join(get_args(LogFormat)))
 
 
-def add_file(parser: argparse.ArgumentParser, told: str) -> None:
+def add_file(parser: argparse.ArgumentParser, help_text: str) -> None:
     """The configuration: `args.file`, or `args.config`."""
     file = parser.add_mutually_exclusive_group()
-    file.add_argument("file", metavar="FILE", nargs="?", help=told)
+    file.add_argument("file", metavar="FILE", nargs="?", help=help_text)
     file.add_argument("-c", "--config", dest="config", metavar="FILE", help="the same")
 
 
@@ -148,9 +148,9 @@ def overrides(args: argparse.Namespace) -> Overrides:
 
 def add_admin(parser: argparse.ArgumentParser) -> None:
     """Which gate is asked."""
-    told = f"the admin port of the gate; default: {ADMIN_VARIABLE}, or {ADMIN}"
+    help_text = f"the admin port of the gate; default: {ADMIN_VARIABLE}, or {ADMIN}"
     default = os.environ.get(ADMIN_VARIABLE) or ADMIN
-    parser.add_argument("--admin", metavar="HOST:PORT", type=_address, default=default, help=told)
+    parser.add_argument("--admin", metavar="HOST:PORT", type=_address, default=default, help=help_text)
 
 
 def admin_address() -> Address:

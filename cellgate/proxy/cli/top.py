@@ -167,9 +167,9 @@ def _roll(roll: Glance | None) -> list[Text]:
     if roll is None or roll["status"] == "done":
         return []
     done = sum(each["phase"] == "done" and not each["back"] for each in roll["units"])
-    told = f"roll {roll['id']} is {roll['status']}: {done} of {len(roll['units'])} units done"
+    help_text = f"roll {roll['id']} is {roll['status']}: {done} of {len(roll['units'])} units done"
     why = f"; {roll['reason']}" if roll["reason"] else ""
-    lines = [_line(Text(shown(told + why), _ROLL_STYLES[roll["status"]]))]
+    lines = [_line(Text(shown(help_text + why), _ROLL_STYLES[roll["status"]]))]
     for each in roll["units"]:
         if (each["back"] or each["phase"] not in _AT_REST) and len(lines) <= ROLLED_SHOWN:
             phase = f"{each['phase']}, old software" if each["back"] else each["phase"]

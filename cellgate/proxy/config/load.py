@@ -380,11 +380,11 @@ def main() -> None:
     with suppress(EOFError, BrokenPipeError):
         path, flags = pickle.load(sys.stdin.buffer)
         try:
-            told: Settings | list[str] = load(path, flags)
+            reported: Settings | list[str] = load(path, flags)
         except ConfigError as error:
-            told = list(error.problems)
+            reported = list(error.problems)
         with open(sys.stdout.fileno(), "wb", closefd=False) as answer:
-            pickle.dump(told, answer)
+            pickle.dump(reported, answer)
 
 
 if __name__ == "__main__":

@@ -32,12 +32,12 @@ class ConfigReader:
 
     def settings(self) -> Settings:
         """Waits for them. Raises ConfigError."""
-        told, _ = self._process.communicate(self._asked)
+        reported, _ = self._process.communicate(self._asked)
         if code := self._process.returncode:
             raise ConfigError(
                 [f"the process that reads the configuration ended with exit code {code}; try again"]
             )
-        found: Settings | list[str] = pickle.loads(told)
+        found: Settings | list[str] = pickle.loads(reported)
         if isinstance(found, list):
             raise ConfigError(found)
         return found

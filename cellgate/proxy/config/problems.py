@@ -149,6 +149,6 @@ def _known_keys(key_path: KeyPath, schema: Schema) -> str:
     """The hint for an unknown key: the nearest here, the same elsewhere, or all that there are here."""
     level = _level(key_path)
     here, key = schema[level].model_fields, str(key_path[-1])
-    elsewhere = [f"{other}.{key}" for other, keys in schema.items() if key in keys.model_fields]
-    near = did_you_mean(key, here) or did_you_mean(".".join(elsewhere[:1]), elsewhere)
+    other_places = [f"{other}.{key}" for other, keys in schema.items() if key in keys.model_fields]
+    near = did_you_mean(key, here) or did_you_mean(".".join(other_places[:1]), other_places)
     return near or f"known here: {', '.join(here)}"

@@ -291,7 +291,7 @@ SCHEMA: dict[str, type[Keys]] = {
     "tracing": TracingKeys,
 }
 """Every mapping of the file by its place: where the known keys and their defaults are looked up."""
-SAID_ELSEWHERE = {"cells[].discover.unit": "cells[].units[]"}
+SAID_THERE = {"cells[].discover.unit": "cells[].units[]"}
 """Mappings whose keys are all those of another one as well: they are the same settings."""
 
 
@@ -308,8 +308,8 @@ _SCHEMA_VARIABLE: Json = {"type": "string", "pattern": r"\$\{"}
 """Any value may come from the environment: config/yaml_file.py."""
 
 
-def _kind(name: str, told: str = "", **bounds: object) -> Json:
-    return {"type": name, **bounds} | ({"description": told} if told else {})
+def _kind(name: str, meaning: str = "", **bounds: object) -> Json:
+    return {"type": name, **bounds} | ({"description": meaning} if meaning else {})
 
 
 def _one_of(words: Sequence[str]) -> Json:

@@ -78,12 +78,12 @@ class Keys(BaseModel):
     """That dataclass."""
     model_config = ConfigDict(extra="forbid", strict=True, defer_build=True)
 
-    def __init_subclass__(cls, of: Any = None, **told: Any) -> None:
-        super().__init_subclass__(**told)
+    def __init_subclass__(cls, of: Any = None, **options: Any) -> None:
+        super().__init_subclass__(**options)
 
     @classmethod
-    def __pydantic_init_subclass__(cls, of: Any = None, **told: Any) -> None:
-        super().__pydantic_init_subclass__(**told)
+    def __pydantic_init_subclass__(cls, of: Any = None, **options: Any) -> None:
+        super().__pydantic_init_subclass__(**options)
         cls.became = of
         for given in dataclasses.fields(of) if of is not None else ():
             key = cls.model_fields.get(given.name)

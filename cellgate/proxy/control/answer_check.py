@@ -54,7 +54,7 @@ class AnswerCheck:
         self._observe = observe
         self._look_now = look_now
         self.counts: dict[str, Counter[str]] = {}
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         """Units that are reported to differ."""
         self._corrupted_at: dict[str, float] = {}
 
@@ -65,7 +65,7 @@ class AnswerCheck:
             # It stood still on purpose: new weights may have been put into it.
             state.answers = None
         if state.answers is None:
-            self._told.discard(name)
+            self._reported.discard(name)
             if not answered.tokens:
                 return
         group = self._group(state, answered.question)
@@ -96,7 +96,7 @@ class AnswerCheck:
 
     def forget(self, unit: str) -> None:
         """A unit is no longer configured."""
-        self._told.discard(unit)
+        self._reported.discard(unit)
         self._corrupted_at.pop(unit, None)
         self.counts.pop(unit, None)
 
@@ -153,16 +153,16 @@ class AnswerCheck:
             elif reason := why_wrong(unit, records, out, tolerance):
                 out.add(unit)
                 self._condemn(state, record, reason, now)
-            elif record.is_confirmed and unit not in self._told:
-                self._told.add(unit)
+            elif record.is_confirmed and unit not in self._reported:
+                self._reported.add(unit)
                 self._report(unit, records)
-            elif not record.differing and unit in self._told:
-                self._told.discard(unit)
+            elif not record.differing and unit in self._reported:
+                self._reported.discard(unit)
                 self._events.add(Action("answers_agree", "gate", unit))
 
     def _condemn(self, state: UnitState, record: AnswerRecord, why: str, now: float) -> None:
         state.answers = condemned(record, self._rules.tolerance)
-        self._told.discard(state.unit.name)
+        self._reported.discard(state.unit.name)
         reason = f"wrong answers: {why}; it says {_text(record)}"
         self._observe(Evidence(state.unit.name, Sign.BAD, Strength.FATAL, ANSWER_SOURCE, reason, now))
 

@@ -1,7 +1,7 @@
 """All that is found by comparing units: other builds or software, a place that failing units share, a rank
 that is behind.
 
-In this order: `Comparisons`, `DriftWatch`, `StackWatch`, `RankWatch`, `NodeFactsMetrics`, `FateWatch`.
+In this order: `Comparisons`, `DriftWatch`, `StackWatch`, `RankWatch`, `NodeFactsMetrics`, `CommonCauseWatch`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Comparisons:
         self.metrics = NodeFactsMetrics(board)
         self._watches = (
             DriftWatch(board, events),
-            FateWatch(board, events),
+            CommonCauseWatch(board, events),
             StackWatch(board, events, observe),
             RankWatch(board, events, observe),
         )
@@ -61,7 +61,7 @@ class DriftWatch:
         self._board = board
         self._events = events
         self._compare_at = 0.0
-        self._told: dict[str, frozenset[str]] = {}
+        self._reported: dict[str, frozenset[str]] = {}
         """The builds of each cell in which they differ, as they were last reported."""
 
     def tick(self, now: float) -> None:
@@ -76,12 +76,12 @@ class DriftWatch:
             if state.other_builds:
                 # One unit stands for all of its build.
                 cells.setdefault(state.unit.cell, {}).setdefault(state.build.key, state.unit.name)
-        for cell in self._told.keys() - cells.keys():
+        for cell in self._reported.keys() - cells.keys():
             self._events.add(Action("drift_over", "gate", cell=cell))
         for cell, units in cells.items():
-            if self._told.get(cell) != units.keys():
+            if self._reported.get(cell) != units.keys():
                 self._report(cell, units)
-        self._told = {cell: frozenset(units) for cell, units in cells.items()}
+        self._reported = {cell: frozenset(units) for cell, units in cells.items()}
 
     def _report(self, cell: str, units: dict[str, str]) -> None:
         each = ", ".join(f"{unit} runs {key}" for key, unit in list(units.items())[:5])
@@ -101,7 +101,7 @@ STEPS_A_TURN = 32
 """So many stacks are read or compared in one turn of the loop: about 5 ms at most with 60 flags each."""
 STACK_AGAIN_S = 60.0
 """A unit whose reports keep changing is evidence, and an event, at most this often."""
-_UNITS_TOLD = 3
+_UNITS_NAMED = 3
 
 
 class StackWatch:
@@ -114,8 +114,8 @@ class StackWatch:
         self._stacks = Stacks()
         self._comparing: Iterator[None] | None = None
         self._compare_at = self._now = 0.0
-        self._told_at: dict[UnitState, float] = {}
-        self._told_cells: dict[str, tuple[str, float]] = {}
+        self._reported_at: dict[UnitState, float] = {}
+        self._reported_cells: dict[str, tuple[str, float]] = {}
         """What was last reported of each cell, and when."""
 
     def tick(self, now: float) -> None:
@@ -145,8 +145,8 @@ class StackWatch:
         self._report(self._now)
 
     def _report(self, now: float) -> None:
-        self._told_at = {state: at for state, at in self._told_at.items() if not state.retired}
-        cells = {cell: list[UnitState]() for cell in self._told_cells}
+        self._reported_at = {state: at for state, at in self._reported_at.items() if not state.retired}
+        cells = {cell: list[UnitState]() for cell in self._reported_cells}
         for state in self._board:
             if state.facts.odd:
                 cells.setdefault(state.unit.cell, []).append(state)
@@ -163,21 +163,23 @@ class StackWatch:
                 name, Sign.NEUTRAL, Strength.WEAK, STACK_SOURCE, "its nodes run the same software", now
             )
             self._observe(said)
-        elif state.facts.mixed != before and now - self._told_at.get(state, -inf) >= STACK_AGAIN_S:
-            self._told_at[state] = now
+        elif state.facts.mixed != before and now - self._reported_at.get(state, -inf) >= STACK_AGAIN_S:
+            self._reported_at[state] = now
             reason = f"its nodes run different software: {state.facts.mixed}"
             self._events.add(Action("stack_drift", "gate", name, reason))
             self._observe(Evidence(name, Sign.BAD, Strength.WEAK, STACK_SOURCE, reason, now))
 
     def _report_cell(self, cell: str, states: list[UnitState], now: float) -> None:
-        told = "; ".join(f"{state.unit.name} has {state.facts.odd}" for state in states[:_UNITS_TOLD])
-        more = f"; and {len(states) - _UNITS_TOLD} more units" if len(states) > _UNITS_TOLD else ""
-        before, at = self._told_cells.get(cell, ("", -inf))
-        if told + more == before or (told and now - at < STACK_AGAIN_S):
+        reported = "; ".join(f"{state.unit.name} has {state.facts.odd}" for state in states[:_UNITS_NAMED])
+        more = f"; and {len(states) - _UNITS_NAMED} more units" if len(states) > _UNITS_NAMED else ""
+        before, at = self._reported_cells.get(cell, ("", -inf))
+        if reported + more == before or (reported and now - at < STACK_AGAIN_S):
             return
-        self._told_cells[cell] = told + more, now
+        self._reported_cells[cell] = reported + more, now
         self._events.add(
-            Action("stack_drift" if told else "stack_drift_over", "gate", detail=told + more, cell=cell)
+            Action(
+                "stack_drift" if reported else "stack_drift_over", "gate", detail=reported + more, cell=cell
+            )
         )
 
 
@@ -198,7 +200,7 @@ class RankWatch:
         self._events = events
         self._observe = observe
         self._look_at = 0.0
-        self._told_at: dict[UnitState, float] = {}
+        self._reported_at: dict[UnitState, float] = {}
 
     def tick(self, now: float) -> None:
         """Look at the reports of all units, now and then."""
@@ -208,13 +210,13 @@ class RankWatch:
         for state in self._board.attention.units:
             if state.facts.nodes:
                 self._look(state, now)
-        self._told_at = {state: at for state, at in self._told_at.items() if not state.retired}
+        self._reported_at = {state: at for state, at in self._reported_at.items() if not state.retired}
 
     def _look(self, state: UnitState, now: float) -> None:
         before, state.facts.ranks = state.facts.ranks, conclusions(state.facts, now)
-        if state.facts.ranks in ((), before) or now - self._told_at.get(state, -inf) < RANK_AGAIN_S:
+        if state.facts.ranks in ((), before) or now - self._reported_at.get(state, -inf) < RANK_AGAIN_S:
             return
-        self._told_at[state] = now
+        self._reported_at[state] = now
         name, reason = state.unit.name, "; ".join(state.facts.ranks)
         self._events.add(Action("ranks", "gate", name, reason))
         self._observe(Evidence(name, Sign.BAD, Strength.WEAK, RANK_SOURCE, reason, now))
@@ -264,12 +266,12 @@ class NodeFactsMetrics(Collector):
 # Reports units that are DOWN together because of a switch, a rack or a zone: one event for each of these.
 
 
-FATE_PERIOD_S = 1.0
+COMMON_CAUSE_PERIOD_S = 1.0
 SETTLE_S = 3.0
 """Units under a lost switch go DOWN one after the other: it is named once they are the same for so long."""
 
 
-class FateWatch:
+class CommonCauseWatch:
     """The look-out of one gate."""
 
     def __init__(self, board: Board, events: EventLog) -> None:
@@ -278,21 +280,21 @@ class FateWatch:
         self._look_at = 0.0
         self._since: dict[tuple[Place, tuple[str, ...]], float] = {}
         """Since when a place and its units are as they are."""
-        self._told: set[Place] = set()
+        self._reported: set[Place] = set()
 
     def tick(self, now: float) -> None:
         """Look at all units, now and then."""
         if now < self._look_at:
             return
-        self._look_at = now + FATE_PERIOD_S
+        self._look_at = now + COMMON_CAUSE_PERIOD_S
         all_well = self._board.room()[0] == len(self._board.units)
         fates = [] if all_well else shared_fates(self._board)
-        keys = [(fate.place, fate.units) for fate in fates]
+        keys = [(common_cause.place, common_cause.units) for common_cause in fates]
         self._since = {key: self._since.get(key, now) for key in keys}
-        self._told &= {fate.place for fate in fates}
-        for fate in fates:
-            is_settled = now - self._since[(fate.place, fate.units)] >= SETTLE_S
-            if is_settled and fate.place not in self._told:
-                self._told.add(fate.place)
-                detail = f"{fate.in_words()}; look at it first, the units may be well"
+        self._reported &= {common_cause.place for common_cause in fates}
+        for common_cause in fates:
+            is_settled = now - self._since[(common_cause.place, common_cause.units)] >= SETTLE_S
+            if is_settled and common_cause.place not in self._reported:
+                self._reported.add(common_cause.place)
+                detail = f"{common_cause.in_words()}; look at it first, the units may be well"
                 self._events.add(Action("shared_fate", "gate", detail=detail))

@@ -25,7 +25,17 @@ from cellgate.router.board import Board, Flip
 from cellgate.router.judge import works_though_out
 from cellgate.router.nouns import Ask, Outcome, Refusal, Verdict
 from cellgate.router.pick import OnResult
-from cellgate.router.poison import MEMORY_S, SIBLING_S, SPACE_S, Ban, Bans, Fate, Ledger, Loss, PoisonRecord
+from cellgate.router.poison import (
+    MEMORY_S,
+    SIBLING_S,
+    SPACE_S,
+    Ban,
+    Bans,
+    Ledger,
+    Loss,
+    PoisonRecord,
+    PromptVerdict,
+)
 from cellgate.router.queue import MOVED_S
 from cellgate.router.unit_state import Lease, UnitState
 
@@ -86,7 +96,7 @@ class Containment:
         self._answered_before: dict[str, int] = {}
         """How many requests a unit had answered when it last came up."""
         self._banned_at: deque[float] = deque(maxlen=BANS_A_MINUTE)
-        self._told: set[int] = set()
+        self._reported: set[int] = set()
         self._given_up: dict[int, tuple[frozenset[str], float]] = {}
         """By fingerprint: which units were given up by a time-out of ours while they had it, and when."""
         self._held: dict[HeldRequest, None] = {}
@@ -134,7 +144,7 @@ class Containment:
         self.counts["deaths"] += is_loss
         self.watchful = True
         there, places = partial(self._there, loss.place), len({each.unit.url for each in self._board})
-        if self.ledger.lost(loss, there, works=self._works(state), places=places) is Fate.ENDS:
+        if self.ledger.lost(loss, there, works=self._works(state), places=places) is PromptVerdict.ENDS:
             self._end(ask.fingerprint)
         self._serve_soon()
 
@@ -164,7 +174,7 @@ class Containment:
         if self.watchful:
             self.ledger.tick(now)
             self.bans.tick(now)
-            self._told &= self.ledger.records.keys()
+            self._reported &= self.ledger.records.keys()
             self._given_up = {f: last for f, last in self._given_up.items() if now - last[1] < MEMORY_S}
             self.watchful = bool(self.ledger.records or len(self.bans) or self._held or self._given_up)
             self._serve()
@@ -300,9 +310,9 @@ class Containment:
         self.on_ban(ban, False)
 
     def _tell(self, fingerprint: int, record: PoisonRecord, ban_s: float) -> None:
-        if not ban_s and fingerprint in self._told:
+        if not ban_s and fingerprint in self._reported:
             return
-        self._told.add(fingerprint)
+        self._reported.add(fingerprint)
         mark, what = fingerprint_name(fingerprint), f"model {record.model}" if record.model else "no model"
         whom = (
             f"to {next(iter(record.payers))} " if len(record.payers) == 1 and "" not in record.payers else ""

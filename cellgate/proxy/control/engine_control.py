@@ -18,15 +18,15 @@ from cellgate.router.unit_state import UnitState
 
 ENGINE_ANSWER_S = 30.0
 """The timeout of an operation that waits for no requests."""
-Deed = Literal["pause", "sleep", "resume", "wake"]
-STILL: tuple[Deed, ...] = ("pause", "sleep")
-ONWARD: tuple[Deed, ...] = ("resume", "wake")
+EngineAction = Literal["pause", "sleep", "resume", "wake"]
+STILL: tuple[EngineAction, ...] = ("pause", "sleep")
+ONWARD: tuple[EngineAction, ...] = ("resume", "wake")
 DEFAULT_MODE = "wait"
 _ENGINE_EXCERPT = 160
 _HINT = "vLLM has it with VLLM_SERVER_DEV_MODE=1, sleeping also needs --enable-sleep-mode"
 
 
-class ConductError(Exception):
+class EngineControlError(Exception):
     """An operation failed. `str()` is one line that says what to do."""
 
     def __init__(self, status: HTTPStatus, reason: str) -> None:
@@ -35,7 +35,7 @@ class ConductError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Conductor:
+class EngineController:
     """The operations of one gate. `wait_s` is how long requests may take to finish in mode `wait`."""
 
     fetch_of: Callable[[UnitState], Fetch]
@@ -43,40 +43,44 @@ class Conductor:
     hold_watch: HoldWatch
     wait_s: float
 
-    async def conduct(self, state: UnitState, deed: Deed, mode: str) -> str:
+    async def act_on_engine(self, state: UnitState, action: EngineAction, mode: str) -> str:
         """Do it; returns the mode that was used. Raises ConductError."""
-        control = _control(state, deed)
-        mode = _mode(state, deed, control, mode)
-        if deed in STILL:
-            await self._stand_still(state, deed, control, mode)
+        control = _control(state, action)
+        mode = _mode(state, action, control, mode)
+        if action in STILL:
+            await self._stand_still(state, action, control, mode)
         else:
-            await self._go_on(state, deed, control)
+            await self._unpause(state, action, control)
         return mode
 
-    async def _stand_still(self, state: UnitState, deed: str, control: EngineControl, mode: str) -> None:
+    async def _stand_still(self, state: UnitState, action: str, control: EngineControl, mode: str) -> None:
         name, was_drained = state.unit.name, state.drained
         self.set_drain(name, True)
         try:
             reply = await self._post(state, control, mode, self.wait_s)
         except FetchError as error:
-            reason = f"unit {name}: {deed} ({mode}) was not answered: {error}; it stays drained, because its "
+            reason = (
+                f"unit {name}: {action} ({mode}) was not answered: {error}; it stays drained, because its "
+            )
             reason += (
                 f"engine may still do it: see cellgate why {name}, then resume or wake it, or undrain it"
             )
-            raise ConductError(HTTPStatus.BAD_GATEWAY, reason) from None
+            raise EngineControlError(HTTPStatus.BAD_GATEWAY, reason) from None
         if reply.status >= HTTPStatus.BAD_REQUEST:
             self.set_drain(name, was_drained)
-            raise _refused(state, deed, control, reply)
+            raise _refused(state, action, control, reply)
         self.hold_watch.ask(state)
 
-    async def _go_on(self, state: UnitState, deed: str, control: EngineControl) -> None:
+    async def _unpause(self, state: UnitState, action: str, control: EngineControl) -> None:
         try:
             reply = await self._post(state, control, "", ENGINE_ANSWER_S)
         except FetchError as error:
-            reason = f"unit {state.unit.name}: {deed} was not answered: {error}; it stays as it is: try again"
-            raise ConductError(HTTPStatus.BAD_GATEWAY, reason) from None
+            reason = (
+                f"unit {state.unit.name}: {action} was not answered: {error}; it stays as it is: try again"
+            )
+            raise EngineControlError(HTTPStatus.BAD_GATEWAY, reason) from None
         if reply.status >= HTTPStatus.BAD_REQUEST:
-            raise _refused(state, deed, control, reply)
+            raise _refused(state, action, control, reply)
         self.hold_watch.prove(state)
         self.set_drain(state.unit.name, False)
 
@@ -91,17 +95,17 @@ class Conductor:
         )
 
 
-def _control(state: UnitState, deed: str) -> EngineControl:
-    control = engine(state.engine).controls.get(deed)
+def _control(state: UnitState, action: str) -> EngineControl:
+    control = engine(state.engine).controls.get(action)
     if control is None:
-        able = ", ".join(name for name, surfaces in ENGINES.items() if deed in surfaces.controls)
+        able = ", ".join(name for name, surfaces in ENGINES.items() if action in surfaces.controls)
         own = f"engine {state.engine}" if state.engine else "its engine, which is not known yet,"
-        reason = f"unit {state.unit.name}: {own} has no {deed} that the gate knows; these have: {able}"
-        raise ConductError(HTTPStatus.CONFLICT, reason)
+        reason = f"unit {state.unit.name}: {own} has no {action} that the gate knows; these have: {able}"
+        raise EngineControlError(HTTPStatus.CONFLICT, reason)
     return control
 
 
-def _mode(state: UnitState, deed: str, control: EngineControl, mode: str) -> str:
+def _mode(state: UnitState, action: str, control: EngineControl, mode: str) -> str:
     """The mode to use; empty for an operation that has none."""
     if not control.modes:
         return ""
@@ -110,17 +114,17 @@ def _mode(state: UnitState, deed: str, control: EngineControl, mode: str) -> str
     if mode not in control.modes:
         known = ", ".join(control.modes)
         reason = (
-            f"unit {state.unit.name}: {deed} of engine {state.engine} has the modes {known}, not {mode!r}"
+            f"unit {state.unit.name}: {action} of engine {state.engine} has the modes {known}, not {mode!r}"
         )
-        raise ConductError(HTTPStatus.BAD_REQUEST, reason)
+        raise EngineControlError(HTTPStatus.BAD_REQUEST, reason)
     return mode
 
 
-def _refused(state: UnitState, deed: str, control: EngineControl, reply: Reply) -> ConductError:
+def _refused(state: UnitState, action: str, control: EngineControl, reply: Reply) -> EngineControlError:
     path = control.path.partition("?")[0]
     said = ascii(reply.body[:_ENGINE_EXCERPT].decode("utf-8", "replace"))
     reason = (
-        f"unit {state.unit.name}: its engine refused to {deed}: POST {path}: HTTP {reply.status} {said}; "
+        f"unit {state.unit.name}: its engine refused to {action}: POST {path}: HTTP {reply.status} {said}; "
     )
     hint = _HINT if reply.status == HTTPStatus.NOT_FOUND else "see its log"
-    return ConductError(HTTPStatus.BAD_GATEWAY, f"{reason}nothing has changed; {hint}")
+    return EngineControlError(HTTPStatus.BAD_GATEWAY, f"{reason}nothing has changed; {hint}")

@@ -331,10 +331,10 @@ def cost_of(lease: Lease) -> Cost:
     before.batch = backlog.batch - 1
     before.kv_tokens = backlog.kv_tokens - job.kv_tokens
     expected = Expected(job.answer_tokens, job.shared_blocks, job.charged)
-    spared = costs.spared_tokens(job.held_blocks, expected)
+    spared = costs.spared_tokens(job.cached_blocks, expected)
     return Cost(
         *terms(
-            *(costs.forecast, before, job.prompt_tokens, job.cached_tokens, spared, job.answer_tokens, now)
+            *(costs.cost_terms, before, job.prompt_tokens, job.cached_tokens, spared, job.answer_tokens, now)
         )
     )
 
@@ -356,19 +356,19 @@ def _unit_costs(
     unit_costs = {}
     for name, state in board.units.items():
         held = board.held(state, ask.blocks) if bounds.by_cache else 0
-        quote, row = state.costs.quote(ask, held, expected, now), candidates.get(name)
+        estimate, row = state.costs.estimate(ask, held, expected, now), candidates.get(name)
         is_free = state.unit.role == "prefill" or state.costs.backlog_s(now) <= bounds.backlog_s
         has_room = state.has_room(now, 0.0) and is_free
         why_not = "" if row is not None else _why_not(state, ask, now, tried)
         unit_costs[name] = UnitCost(
             state,
-            Cost(*quote.terms),
+            Cost(*estimate.terms),
             adapter_s(state, ask, expected),
-            quote.prompt_tokens,
-            quote.cached_tokens,
+            estimate.prompt_tokens,
+            estimate.cached_tokens,
             has_room,
             why_not,
-            _weigh(board, ask, row, quote.terms[0], expected, now) if row is not None else None,
+            _weigh(board, ask, row, estimate.terms[0], expected, now) if row is not None else None,
         )
     return unit_costs
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from cellgate.probes.canary import Canary
 from cellgate.probes.engines import engine
-from cellgate.probes.readiness import QuiescenceProbe
+from cellgate.probes.readiness import PauseProbe
 from cellgate.proxy.control.prober import Prober
 from cellgate.proxy.control.stall_watch import QUIET_S
 from cellgate.proxy.observe.events import Action, EventLog
@@ -72,11 +72,11 @@ class HoldWatch:
         if state.can_hold and state.hold is None:
             state.hold = health.doubt(self._now())
             self._changed()
-        self._prober.look_now(state.unit.name, QuiescenceProbe.name)
+        self._prober.look_now(state.unit.name, PauseProbe.name)
 
     def ask(self, state: UnitState) -> None:
         """Its engine has been told to stand still: let it say so."""
-        self._prober.look_now(state.unit.name, QuiescenceProbe.name)
+        self._prober.look_now(state.unit.name, PauseProbe.name)
 
     def prove(self, state: UnitState) -> None:
         """Its engine has been told to go on: the unit has to show work before it gets requests."""

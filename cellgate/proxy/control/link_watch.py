@@ -14,10 +14,10 @@ from cellgate.proxy.observe.routing_metrics import PairTally
 from cellgate.proxy.observe.text import one_line
 from cellgate.router.board import Board
 from cellgate.router.nouns import (
-    ORPHAN_S,
     ORPHANED,
     RELEASED,
     TRANSFERRED,
+    UNCLAIMED_S,
     SplitStep,
 )
 from cellgate.router.prefill_decode import AVOID_S
@@ -46,7 +46,7 @@ class LinkWatch:
         self.steps[(*pair, step.kind)] += 1
         if step.kind == ORPHANED:
             self._orphaned_at.append(now)
-            self.orphans()
+            self.unclaimed()
             return
         if step.kind == RELEASED:
             if self._orphaned_at:
@@ -64,9 +64,9 @@ class LinkWatch:
             if was_failing:
                 self._events.add(Action("link_back", "gate", step.decoder, who))
 
-    def orphans(self) -> int:
+    def unclaimed(self) -> int:
         """Prompts whose blocks are held for nobody, as far as is known."""
-        while self._orphaned_at and self._now() - self._orphaned_at[0] > ORPHAN_S:
+        while self._orphaned_at and self._now() - self._orphaned_at[0] > UNCLAIMED_S:
             self._orphaned_at.popleft()
         return len(self._orphaned_at)
 

@@ -26,7 +26,7 @@ from cellgate.proxy.config.sources import RedisSource
 from cellgate.proxy.control.answer_check import AnswerCheck, AnswerMetrics
 from cellgate.proxy.control.comparisons import Comparisons
 from cellgate.proxy.control.containment import Containment, PoisonMetrics
-from cellgate.proxy.control.engine_control import Conductor
+from cellgate.proxy.control.engine_control import EngineController
 from cellgate.proxy.control.full_engines import FullEngines
 from cellgate.proxy.control.hold_watch import HoldWatch
 from cellgate.proxy.control.link_watch import LinkWatch
@@ -107,12 +107,15 @@ class Plane:
         self.link_watch = LinkWatch(self.board, events, loop.time)
         self._rare_events = RareEvents(events, loop.time)
         self.hold_watch = self._make_hold_watch()
-        self.refused_watch, self.conductor = self._make_refused_watch(), self._make_conductor()
+        self.refused_watch, self.engine_controller = (
+            self._make_refused_watch(),
+            self._make_engine_controller(),
+        )
         self.containment = self._make_containment()
         self.stored = StoredResponses(self.board, keyed=settings.keys is not None)
         self.search = ResponseSearch(self.stored, self.board, self._fetch_of)
         self.balancers, self.peers = Balancers(), Peers(settings.trusted)
-        self.continuations = Continuations(self.metrics.continuation, events)
+        self.continuations = Continuations(self.metrics.stream_resume, events)
         self.replacement = self._make_replacement()
         self.routing = RoutingMetrics(self.board, self.router.queue)
         self.scaling = Scaling(self.board, self.router.queue)
@@ -164,15 +167,15 @@ class Plane:
             evict=self._evict_soon,
             changed=self._units_changed,
         )
-        self.prober.on_quiescence = watch.hear
+        self.prober.on_pause = watch.hear
         return watch
 
     def _make_refused_watch(self) -> RefusedWatch:
         return RefusedWatch(self.board, self.events, self.prober.observe, self._fetch_of, self.now)
 
-    def _make_conductor(self) -> Conductor:
+    def _make_engine_controller(self) -> EngineController:
         wait_s = self.settings.timeouts.drain_s
-        return Conductor(self._fetch_of, self.set_drain, self.hold_watch, wait_s)
+        return EngineController(self._fetch_of, self.set_drain, self.hold_watch, wait_s)
 
     def _fetch_of(self, state: UnitState) -> Fetch:
         return self.reach.probe_transport(state).fetch
@@ -342,10 +345,10 @@ class Plane:
         """A connection could not be opened, or accepted, through no fault of a unit."""
         self.stall_watch.gate_fault(reason)
 
-    def impossible_usage(self, unit: str, told: str) -> None:
+    def impossible_usage(self, unit: str, listener: str) -> None:
         """A unit has told more tokens for an answer than it can have."""
         more = "check its engine; limits, bills and costs do not go by what is above"
-        self._rare_events.add(Action("impossible_usage", "gate", unit, f"{told}; {more}"))
+        self._rare_events.add(Action("impossible_usage", "gate", unit, f"{listener}; {more}"))
 
     # -- for operators, and sources of units ---------------------------------------------------------------
 
@@ -363,8 +366,8 @@ class Plane:
             self.prober.start(unit)
         self._publish_soon()
         self.room()
-        for told in self.on_fleet:
-            told(fleet)
+        for listener in self.on_fleet:
+            listener(fleet)
         names = [f"+{u.name}" for u in added] + [f"-{u.name}" for u in removed]
         names += [f"{u.name} has other probes now" for u in probed_again]
         if kept := sum(state.kept is not None for state in self.board):
@@ -404,8 +407,8 @@ class Plane:
         flip = consequence.flip
         assert flip is not None
         self.events.add(flip, consequence.evicted, consequence.staying)
-        for told in self.on_flip:
-            told(flip)
+        for listener in self.on_flip:
+            listener(flip)
         if flip.after in (Verdict.DOWN, Verdict.STARTING):
             self.reach.distrust(self.board.units[flip.unit])
         if consequence.evicted:

@@ -23,7 +23,7 @@ from cellgate.probes.engine_metrics import EngineMetrics
 from cellgate.probes.fault_status import FaultStatus
 from cellgate.probes.known_answer import KnownAnswer
 from cellgate.probes.readiness import VIA_GATE, Readiness
-from cellgate.probes.runner import TOGETHER_S, Agenda, Runner
+from cellgate.probes.runner import TOGETHER_S, Runner, Timers
 from cellgate.probes.served import EngineVersion
 from cellgate.proxy.config.limits import LIMITS, reached
 from cellgate.proxy.config.sources import SOURCES
@@ -111,9 +111,9 @@ class Prober:
         """How much evidence was not counted because the gate lagged."""
         self.weigh_canary: Callable[[UnitState, Evidence], Evidence] = lambda _state, evidence: evidence
         """Says what a canary means that was refused."""
-        self._agenda: Agenda | None = None
+        self._timers: Timers | None = None
         self._sweep_at = 0.0
-        self.on_quiescence: Callable[[UnitState, EnginePause], None] = lambda _state, _said: None
+        self.on_pause: Callable[[UnitState, EnginePause], None] = lambda _state, _said: None
         """Takes what engines say of standing still on purpose."""
 
     def start(self, unit: Unit) -> None:
@@ -162,11 +162,11 @@ class Prober:
         take: Callable[[Finding], None],
     ) -> Runner:
         loop, rules = asyncio.get_running_loop(), self._board.rules
-        if self._agenda is None:
-            self._agenda = Agenda(loop, TOGETHER_S)
+        if self._timers is None:
+            self._timers = Timers(loop, TOGETHER_S)
         fetch, net, uses = transport.fetch, transport.net, self._board.uses
         context = UnitContext(state, node, rules, fetch, net, loop.time, self._rng, notes, uses)
-        return Runner(probe, context, take, self._rng, self._agenda, self._running)
+        return Runner(probe, context, take, self._rng, self._timers, self._running)
 
     def stop(self, name: str) -> None:
         """Stop the probes of a unit, if it has any."""
@@ -301,7 +301,7 @@ class Prober:
                     # Not each engine tells of its ranks: until now it was not known whether this one does.
                     self.look_now(finding.unit, FaultStatus.name)
             case EnginePause():
-                self.on_quiescence(state, finding)
+                self.on_pause(state, finding)
             case Built():
                 state.build = state.build.updated(finding.build)
             case Answered():
@@ -416,7 +416,7 @@ class UnitContext:
 
     @property
     def stalled_rank(self) -> int | None:
-        found = self.unit_state.ranks.standstill(self.unit_state.counters_at)
+        found = self.unit_state.ranks.still_rank(self.unit_state.counters_at)
         return found.rank if found is not None and found.still_s >= self.rules.silent_min_s else None
 
     @property
@@ -439,7 +439,7 @@ class UnitContext:
         return borne_until(self.unit_state, self.now(), self.rules)
 
     def answered_beside(self, asked_at: float) -> None:
-        self.unit_state.record_seats(asked_at)
+        self.unit_state.record_slots(asked_at)
 
     def occupied_until(self, at: float) -> None:
         self.unit_state.occupied_until = at
@@ -474,5 +474,5 @@ class UnitContext:
     def new_id(self) -> str:
         return f"{self.rng.getrandbits(40):010x}"
 
-    def heard(self) -> None:
+    def received(self) -> None:
         self.unit_state.answered_at = self.now()

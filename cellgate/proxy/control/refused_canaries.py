@@ -22,7 +22,7 @@ from cellgate.router.unit_state import UnitState
 
 WORKS_S = 10.0
 """A unit works for users that has done so within this time, and since its last canary was answered."""
-TOLD_EVERY_S = 60.0
+REPORTED_EVERY_S = 60.0
 
 
 class RefusedCanaries:
@@ -41,7 +41,7 @@ class RefusedCanaries:
         self._compare = compare
         self._passed_at: dict[str, float] = {}
         self._refused_since: dict[str, float] = {}
-        self._told: dict[str, float] = {}
+        self._reported: dict[str, float] = {}
 
     def weighed(self, state: UnitState, evidence: Evidence) -> Evidence:
         """What a canary says of its unit; neutral where it speaks of the gate."""
@@ -80,7 +80,7 @@ class RefusedCanaries:
         unit = evidence.unit
         reason = f"{evidence.reason}; not counted, because {why}: the gate's own key or model may be wrong"
         state.canary_refused = reason
-        if evidence.at - self._told.get(unit, -inf) >= TOLD_EVERY_S:
-            self._told[unit] = evidence.at
+        if evidence.at - self._reported.get(unit, -inf) >= REPORTED_EVERY_S:
+            self._reported[unit] = evidence.at
             self._events.add(Action("canary_refused", "gate", unit, reason))
         return replace(evidence, sign=Sign.NEUTRAL, reason=reason)

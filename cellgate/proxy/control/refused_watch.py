@@ -53,7 +53,7 @@ LACKS_MIN = 3
 """A unit that answers so many plain requests of another kind lacks something, and no more."""
 REFUSED_KINDS_MAX = 2
 """So many other kinds in use are looked at."""
-SHARE, PER_S, PURSE, CHEAP = 0.01, 0.1, 48.0, 10.0
+SHARE, PER_S, BUDGET, CHEAP = 0.01, 0.1, 48.0, 10.0
 """What questions may cost: a share of the requests, so many a second, and so many at once. Those to a unit
 that does not look worse than others may use half of it. A comparison that has begun is not broken off; with
 so much evidence, which equals seldom see, it costs nothing."""
@@ -63,7 +63,7 @@ WITHOUT_S = 30.0
 """So long a unit is out which can be asked nothing."""
 REFUSALS_MAX = 4
 """Kinds of requests that are kept of each unit which refuses them: the last ones."""
-TOLD_EVERY_S = 60.0
+REPORTED_EVERY_S = 60.0
 """What a unit refuses, while it serves other requests, is told at most so often."""
 _TOKENS, _MORE_TOKENS, _MORE_COST = 4, 20, 4.0
 """So many are asked for; and where they might all be the same, which costs so much more."""
@@ -89,17 +89,17 @@ class RefusedWatch:
         self._fetch_of = fetch_of
         self._now = now
         self._out: dict[str, _Refused] = {}
-        self._told: dict[str, float] = {}
+        self._reported: dict[str, float] = {}
         self._comparisons: dict[str, asyncio.Task[None]] = {}
         self._records: dict[str, _Compared] = {}
-        self._purse, self._saved_at = PURSE, now()
+        self._budget, self._saved_at = BUDGET, now()
         self._asked = 0
 
     def take(self, found: Refusing, use: Use) -> None:
         """A unit refuses what others serve, of this use."""
         state, now = self._board.units.get(found.unit), self._now()
         saved = SHARE * found.arrived + PER_S * (now - self._saved_at)
-        self._purse, self._saved_at = min(PURSE, self._purse + saved), now
+        self._budget, self._saved_at = min(BUDGET, self._budget + saved), now
         if state is None or found.unit in self._out:
             return
         record = self._records.setdefault(found.unit, _Compared())
@@ -110,7 +110,7 @@ class RefusedWatch:
             return
         looks_worse = found.is_sure or found.is_apart
         wait_s = min(record.wait_s, SURE_S) if looks_worse else record.wait_s
-        if now - record.compared_at < wait_s or self._purse < (1.0 if looks_worse else PURSE / 2.0):
+        if now - record.compared_at < wait_s or self._budget < (1.0 if looks_worse else BUDGET / 2.0):
             return
         task = asyncio.get_running_loop().create_task(self._compare(state, found, use, record))
         self._comparisons[found.unit] = task
@@ -148,7 +148,7 @@ class RefusedWatch:
             if comparison.is_worse and self._board.units.get(found.unit) is state and self._others(state):
                 record.wait_s = ASK_AGAIN_S
                 # What finds something was well spent, and the next one may be as bad.
-                self._purse = min(PURSE, self._purse + record.spent)
+                self._budget = min(BUDGET, self._budget + record.spent)
                 self._take_out(state, found, use, comparison)
                 return
         record.compared_at = self._now()
@@ -241,8 +241,8 @@ class RefusedWatch:
         return None if answer is None else not answer
 
     def _spend(self, questions: int, what: str, record: _Compared) -> None:
-        cost = min(self._purse, questions * (_MORE_COST if what == REPEATS else 1.0))
-        self._purse -= cost
+        cost = min(self._budget, questions * (_MORE_COST if what == REPEATS else 1.0))
+        self._budget -= cost
         record.spent += cost
 
     def _question(self, use: Use, what: str) -> _Asked | None:
@@ -267,8 +267,8 @@ class RefusedWatch:
         state.refusals[found.of] = found.reason, now
         if len(state.refusals) > REFUSALS_MAX:
             del state.refusals[next(iter(state.refusals))]
-        if now - self._told.get(found.unit, -TOLD_EVERY_S) >= TOLD_EVERY_S:
-            self._told[found.unit] = now
+        if now - self._reported.get(found.unit, -REPORTED_EVERY_S) >= REPORTED_EVERY_S:
+            self._reported[found.unit] = now
             self._events.add(Action("refuses", "gate", found.unit, f"{found.reason}; others get these"))
 
     def _take_out(self, state: UnitState, found: Refusing, use: Use, by: Comparison) -> None:

@@ -137,9 +137,9 @@ class SearchingRequest:
             self._dispatcher.released(found, Outcome.GATE_ERROR)
 
     def _over(self, _task: asyncio.Task[None]) -> None:
-        guarded(self._waiter, self._go_on)
+        guarded(self._waiter, self._search_on)
 
-    def _go_on(self) -> None:
+    def _search_on(self) -> None:
         found = self._dispatcher.acquire_found(self._request, self._waiter)
         if isinstance(found, Lease):
             self._found = found

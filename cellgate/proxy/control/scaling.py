@@ -82,7 +82,7 @@ class Scaling(Collector):
             wait_s = waited_s.get((unit, opened_at), 0.0)
             yield AnsweredRequest(opened_at, first_at, ended_at, tokens, unit, wait_s)
 
-    def _forecast(self, pool: PoolUnits) -> Waits:
+    def _waits_of(self, pool: PoolUnits) -> Waits:
         """The waits of a pool. With another number of units than they were computed with, only how long
         requests wait now is known.
         """
@@ -129,13 +129,13 @@ class Scaling(Collector):
             (
                 ((model, units), wait_s)
                 for model, pool in pools
-                for units, wait_s in self._forecast(pool)._asdict().items()
+                for units, wait_s in self._waits_of(pool)._asdict().items()
                 if wait_s is not None
             ),
         )
 
     def _pool_view(self, pool: PoolUnits, goal_s: float) -> dict[str, Any]:
-        found = self._forecast(pool)
+        found = self._waits_of(pool)
         least, saturated = least_valued(pool.all), saturation(pool.usable)
         return {
             "models": pool.models,

@@ -35,7 +35,7 @@ QUIET_S = 0.25
 """After this time without a token, the engine's counters are read this often."""
 PEERS_ASKED = 2
 """So many units without requests get a canary when another one stalls, and none is seen to do better."""
-BESIDE_S = 5.0
+CONCURRENT_S = 5.0
 """A unit gets a canary for a request that hangs at most this often."""
 
 _REPORT_EVERY_S = 10.0
@@ -135,8 +135,8 @@ class StallWatch:
         """Nothing shows that others do better than a silent unit: those without requests can say so."""
         idle = (other for other in self._board.peers(state) if not other.leases)
         for other in islice(idle, PEERS_ASKED):
-            asked_at = self._asked_at.get(other.unit.name, -BESIDE_S)
-            if asked_at < state.quiet_since and now - asked_at >= BESIDE_S:
+            asked_at = self._asked_at.get(other.unit.name, -CONCURRENT_S)
+            if asked_at < state.quiet_since and now - asked_at >= CONCURRENT_S:
                 self._asked_at[other.unit.name] = now
                 self._prober.look_now(other.unit.name, Canary.name)
 
@@ -149,11 +149,11 @@ class StallWatch:
         """Send a canary beside requests: to a unit that gets its first one after a while, and in the way of
         one that hangs while later ones are answered.
         """
-        name, lease, asked_at = state.unit.name, None, self._asked_at.get(state.unit.name, -BESIDE_S)
+        name, lease, asked_at = state.unit.name, None, self._asked_at.get(state.unit.name, -CONCURRENT_S)
         is_dark = now - state.progress_at >= AWAKE_S and now - state.work_at >= QUIET_S
         if is_dark and asked_at < state.quiet_since:
             lease = next(iter(state.leases))
-        elif now - asked_at >= BESIDE_S:
+        elif now - asked_at >= CONCURRENT_S:
             lease = self._board.uses.hanging(state, now)
         if lease is not None:
             self._asked_at[name] = now

@@ -45,7 +45,7 @@ class StoredResponses:
         self._kept = PayersResponses()
         self._payers: dict[str, tuple[str, ...]] = {}
         """For whom one of this id was made; one whose id is as good as a key has one payer."""
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         """Units that were not there when they were needed, and that was reported."""
         self.on_made: list[Callable[[StoredResponse], object]] = []
         self.on_forgotten: list[Callable[[StoredResponse], object]] = []
@@ -53,8 +53,8 @@ class StoredResponses:
     def made(self, response: str, unit: str, payer: str) -> None:
         """A unit has made a response for somebody."""
         if (one := self.take(StoredResponse(response, payer, unit))) is not None:
-            for told in self.on_made:
-                told(one)
+            for listener in self.on_made:
+                listener(one)
 
     def take(self, one: StoredResponse) -> StoredResponse | None:
         """Remember one, of this gate or told by another; None: another unit has made one of this id before,
@@ -99,9 +99,9 @@ class StoredResponses:
     def newly_lost(self, ask: Ask) -> str:
         """The unit that has what `ask` follows and is not there, once for each time it goes; else empty."""
         known = self._find(ask.follows or "", ask.payer)
-        if known is None or known.unit in self._told:
+        if known is None or known.unit in self._reported:
             return ""
-        self._told.add(known.unit)
+        self._reported.add(known.unit)
         return known.unit
 
     def inherit(self, known: Iterable[Iterable[str]]) -> None:
@@ -142,14 +142,14 @@ class StoredResponses:
             self._payers[out.id] = left
         else:
             del self._payers[out.id]
-        for told in self.on_forgotten:
-            told(out)
+        for listener in self.on_forgotten:
+            listener(out)
 
     def _lost(self, ask: Ask, unit: str) -> Failure | None:
         """The failure where only a unit that is not there could answer."""
         state = self._board.units.get(unit)
         if state is not None and state.case.verdict is not Verdict.DOWN:
-            self._told.discard(unit)
+            self._reported.discard(unit)
             return None
         if state is None:
             what = f"unit {unit} made response {ask.follows} and is gone; begin a new conversation"

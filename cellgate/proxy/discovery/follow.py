@@ -104,7 +104,7 @@ class Discovery:
             try:
                 async for found in follow:
                     failures = 0
-                    self._heard(one, found)
+                    self._received(one, found)
                 reason = "it ended"
             except SourceError as error:
                 reason = str(error)
@@ -117,7 +117,7 @@ class Discovery:
             failures = min(failures + 1, 8)
             await asyncio.sleep(pause_s * self._rng.uniform(0.8, 1.2))
 
-    def _heard(self, one: _Followed, found: Found) -> None:
+    def _received(self, one: _Followed, found: Found) -> None:
         if one.lost:
             self._tell("source_back", f"{one.source.title}: it answers again")
             one.lost = ""

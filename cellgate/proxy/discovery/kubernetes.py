@@ -297,12 +297,12 @@ class NodePlaces:
                     try:
                         found = await ask(api, ApiCall("get", NODES, name=node))
                     except ApiError as error:
-                        if self._may_go_on(error):
+                        if self._may_retry(error):
                             continue
                         return
                     self._labels[node] = found["metadata"].get("labels", {})
 
-    def _may_go_on(self, error: ApiError) -> bool:
+    def _may_retry(self, error: ApiError) -> bool:
         """Whether the next node may be asked for: one may be gone before its pods are."""
         if error.status == FORBIDDEN:
             self._may_ask = False

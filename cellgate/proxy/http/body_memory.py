@@ -107,7 +107,7 @@ class BodyMemory:
             if whole_in_s <= LIMITS.body_stall_s or self._hog() != hog:
                 return
             reached("body_stall_s")
-            body.give_up()
+            body.abort()
 
     def _hog(self) -> str | None:
         """The payer that holds most, and more than a share, while one waits that holds less."""
@@ -133,5 +133,5 @@ class ArrivingBody(Protocol):
     def whole_in_s(self, now: float) -> float:
         """How long it will hold its memory before it is whole, by how fast it has come; 0: give it time."""
 
-    def give_up(self) -> None:
+    def abort(self) -> None:
         """Others need its memory."""

@@ -127,7 +127,7 @@ class FailureKind(Enum):
     STREAM_ERROR = "stream_error"
     ABORTED = "aborted"
     CUT = "cut"
-    NOT_CONTINUED = "not_continued"
+    NOT_RESUMED = "not_continued"
 
     @property
     def row(self) -> FailureRow:
@@ -217,7 +217,7 @@ TABLE: dict[FailureKind, FailureRow] = {
     FailureKind.TRUNCATED: FailureRow(Fault.UNIT, 502, _DOWN, Outcome.TRUNCATED, Strength.STRONG),
     FailureKind.STREAM_ERROR: FailureRow(Fault.UNIT, 502, _DOWN, Outcome.STREAM_ERROR, Strength.STRONG),
     FailureKind.CUT: FailureRow(Fault.UNIT, 503, _DOWN, Outcome.EVICTED),
-    FailureKind.NOT_CONTINUED: FailureRow(Fault.UNIT, 502, _DOWN, Outcome.EVICTED),
+    FailureKind.NOT_RESUMED: FailureRow(Fault.UNIT, 502, _DOWN, Outcome.EVICTED),
 }
 UNCHARGED = (FailureKind.LIMITED, FailureKind.OVER_BUDGET, FailureKind.NO_CONTROL_PROCESS)
 """A request that fails like this was charged nothing, so nothing is given back."""
@@ -257,7 +257,7 @@ def error_event(failure: Failure) -> bytes:
     return b"data: " + error_body(failure) + b"\n\n"
 
 
-def as_told(failure: Failure, unit: str, *, committed: bool) -> Failure:
+def for_client(failure: Failure, unit: str, *, committed: bool) -> Failure:
     """A unit's failure for the client: which unit, in which phase, where to read more; but no address."""
     phase = "in the middle of its answer" if committed else "before it answered"
     message = (

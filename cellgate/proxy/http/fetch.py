@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from cellgate.probes.base import Fetch, FetchError, Listener, Net, P, Reply, Trouble
-from cellgate.probes.runner import Agenda
+from cellgate.probes.runner import Timers
 from cellgate.proxy.http.errors import Failure, FailureKind
 from cellgate.proxy.http.heads import RANK_FIELD
 from cellgate.proxy.http.names import Lookups
@@ -57,24 +57,24 @@ def fetch_error(failure: Failure) -> FetchError:
 
 
 class UnitFetch:
-    """The `Fetch` of one server (see probes/base.py). `heard` is called for each reply, whatever its status;
-    a refused connection counts as one. `deadlines` is where the timeouts of many such fetches are, `fresh_at`
-    when the last new connection was asked for that has brought a reply.
+    """The `Fetch` of one server (see probes/base.py). `received` is called for each reply, whatever its
+    status; a refused connection counts as one. `deadlines` is where the timeouts of many such fetches are,
+    `fresh_at` when the last new connection was asked for that has brought a reply.
     """
 
     def __init__(
         self,
         pool: Pool,
         loop: asyncio.AbstractEventLoop,
-        heard: Callable[[], None],
-        deadlines: Agenda,
+        received: Callable[[], None],
+        deadlines: Timers,
         api_key: str = "",
     ) -> None:
         self.pool = pool
         self.deadlines = deadlines
         self.now = loop.time
         self._loop = loop
-        self._heard = heard
+        self._received = received
         self.fresh_at = self.answered_at = -math.inf
         self._fields = _fields(pool.authority.decode(), api_key)
         self._pages: dict[str, KnownPage] = {}
@@ -120,13 +120,13 @@ class UnitFetch:
     def note_reply(self) -> None:
         """A reply has come."""
         self.answered_at = self.now()
-        self._heard()
+        self._received()
 
     def note_error(self, error: FetchError) -> None:
         """There was none."""
         self.fresh_at = -math.inf
         if error.trouble is Trouble.REFUSED:
-            self._heard()
+            self._received()
 
     def _page(self, target: str) -> KnownPage:
         page = self._pages.get(target)
@@ -452,28 +452,28 @@ class Following:
 class UnitNet:
     """The `Net` of one unit (see probes/base.py).
 
-    `heard` is called when anything answers, `on_gate_fault` with a reason when the gate could not connect.
+    `received` is called when anything answers, `on_gate_fault` with a reason when the gate could not connect.
     """
 
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        heard: Callable[[], None],
+        received: Callable[[], None],
         *,
         connect_timeout_s: float,
         tls: MakeTls | None,
         read_scheduler: ReadScheduler | None = None,
         lookups: Lookups | None = None,
-        deadlines: Agenda | None = None,
+        deadlines: Timers | None = None,
         on_gate_fault: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._loop = loop
-        self._heard = heard
+        self._received = received
         self._connect_timeout_s = connect_timeout_s
         self._tls = tls
         self._read_scheduler = read_scheduler
         self._lookups = lookups or Lookups(loop)
-        self._deadlines = deadlines or Agenda(loop)
+        self._deadlines = deadlines or Timers(loop)
         self._on_gate_fault = on_gate_fault
         self._pools: dict[str, Pool] = {}
         self._fetches: dict[str, UnitFetch] = {}
@@ -483,7 +483,7 @@ class UnitNet:
         fetch = self._fetches.get(url)
         if fetch is None:
             self._pools[url] = pool = self._pool(url, connect_timeout_s=self._connect_timeout_s)
-            self._fetches[url] = fetch = UnitFetch(pool, self._loop, self._heard, self._deadlines, token)
+            self._fetches[url] = fetch = UnitFetch(pool, self._loop, self._received, self._deadlines, token)
         return fetch
 
     async def connect(
@@ -512,11 +512,11 @@ class UnitNet:
             failure = connect_failure(GateStalledError() if late else error, address, self._lookups)
             assert failure is not None
             if failure.kind is FailureKind.REFUSED:
-                self._heard()
+                self._received()
             elif failure.kind is FailureKind.NO_RESOURCES:
                 self._on_gate_fault(failure.message)
             raise fetch_error(failure) from None
-        self._heard()
+        self._received()
         return transport, protocol
 
     @asynccontextmanager
@@ -528,11 +528,11 @@ class UnitNet:
         following = Following(self._loop, pool, request_head(address, token, target), listener)
         try:
             await following.asked
-            self._heard()
+            self._received()
             yield
         except FetchError as error:
             if error.trouble is Trouble.REFUSED:
-                self._heard()
+                self._received()
             raise
         finally:
             following.close()
@@ -577,29 +577,29 @@ class Reach(UnitPools):
 
     def __init__(self, loop: asyncio.AbstractEventLoop, **options: Any) -> None:
         super().__init__(loop, **options)
-        self._deadlines = Agenda(loop)
+        self._deadlines = Timers(loop)
         self._nets: dict[UnitState | None, UnitNet] = {}
         """By unit; that of None is for servers of no unit."""
 
     def probe_transport(self, state: UnitState) -> ProbeTransport:
         """How the probes of a unit reach it."""
 
-        def heard() -> None:
+        def received() -> None:
             state.answered_at = self._loop.time()
 
-        fetch = UnitFetch(self.pool(state), self._loop, heard, self._deadlines, state.unit.api_key)
-        return ProbeTransport(fetch, self._net(state, heard))
+        fetch = UnitFetch(self.pool(state), self._loop, received, self._deadlines, state.unit.api_key)
+        return ProbeTransport(fetch, self._net(state, received))
 
     def net(self) -> Net:
         """Access to servers that belong to no unit."""
         return self._net(None, lambda: None)
 
-    def _net(self, state: UnitState | None, heard: Callable[[], None]) -> UnitNet:
+    def _net(self, state: UnitState | None, received: Callable[[], None]) -> UnitNet:
         net = self._nets.get(state)
         if net is None:
             net = UnitNet(
                 self._loop,
-                heard,
+                received,
                 connect_timeout_s=self._connect_timeout_s,
                 tls=self.tls,
                 read_scheduler=self._read_scheduler,

@@ -184,7 +184,7 @@ class Intake:
         left = request.length - request.body_size if request.length else inf
         return age_s * left / max(request.body_size, 1)
 
-    def give_up(self) -> None:
+    def abort(self) -> None:
         """Others need the memory of its body."""
         why = (
             "others wait for memory, of which bodies of this client hold most; send fewer at once, or faster"

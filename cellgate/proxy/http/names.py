@@ -49,8 +49,8 @@ class Lookups:
             other for other, at in self._found.items() if at > since and other not in (host, *self._missed)
         ]
         if others:
-            told = f"DNS does not find {host} (of {where}), but {others[0]}: {error.strerror}"
-            return Failure(FailureKind.UNKNOWN_NAME, told)
+            message = f"DNS does not find {host} (of {where}), but {others[0]}: {error.strerror}"
+            return Failure(FailureKind.UNKNOWN_NAME, message)
         self._compare(host, now)
         return Failure(FailureKind.NO_RESOURCES, f"the name in {where} cannot be resolved: {error.strerror}")
 

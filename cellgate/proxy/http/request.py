@@ -423,7 +423,7 @@ class RequestReader:
                 return None
         return self._parse(data)
 
-    def go_on(self) -> int:
+    def resume_parsing(self) -> int:
         """Read what is unread: at least a part, at most what one turn of the loop may cost. What it cost, in
         bytes of bodies: these cost next to nothing; size lines of chunks, heads and trailers do.
         """

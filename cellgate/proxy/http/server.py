@@ -139,13 +139,13 @@ class ClientConnection(asyncio.Protocol):
         except Exception as error:
             self.crashed("the bytes of a client could not be processed", error)
 
-    def go_on(self, _size: int, /) -> tuple[int, bool]:
+    def resume_parsing(self, _size: int, /) -> tuple[int, bool]:
         """Its turn to parse what has come, and to go on: what parsing cost (see turns.py). Never raises."""
         self._turn_due, cost = False, 0
         try:
             intake, reader = self._intake, self._intake.reader
             if not intake.queue and reader.unread and not self._ended and not intake.awaiting_memory:
-                cost = reader.go_on()
+                cost = reader.resume_parsing()
                 if reader.failure is not None:
                     self._reject(reader.failure)
             self.serve()
@@ -175,10 +175,10 @@ class ClientConnection(asyncio.Protocol):
         if self._transport is not None and self._slow is None:
             host = self._host
             self._slow = SlowReader(
-                self._transport, host.backlogs, host.now(), self._hold_back, self._give_way
+                self._transport, host.backlogs, host.now(), self._make_wait, self._give_way
             )
 
-    def _hold_back(self) -> bool:
+    def _make_wait(self) -> bool:
         """As much waits for it as may be: whether that has a unit wait."""
         if self.exchange is not None:
             guarded(self.exchange, self.exchange.client_paused, True)
@@ -238,7 +238,7 @@ class ClientConnection(asyncio.Protocol):
         self._transport.set_protocol(protocol)
         protocol.connection_made(self._transport)
 
-    def give_up(self, exchange: ClientExchange, request: Request) -> None:
+    def abort(self, exchange: ClientExchange, request: Request) -> None:
         """The exchange has failed: if it is still in flight, the connection ends with it."""
         if self.exchange is exchange:
             self.finish(request, keep_alive=False)

@@ -21,18 +21,18 @@ once that something does.
 
 
 class SlowReader:
-    """From when on something waits for a client until all of it was taken. `hold_back` is called once, when
-    its unit has to wait, and says whether there is one; `give_up` may be, in a turn of its own, when too many
+    """From when on something waits for a client until all of it was taken. `make_wait` is called once, when
+    its unit has to wait, and says whether there is one; `abort` may be, in a turn of its own, when too many
     wait: its answer is to end.
     """
 
     __slots__ = (
+        "_abort",
         "_acknowledged",
         "_backlogs",
-        "_give_up",
-        "_hold_back",
         "_late_at",
         "_late_from",
+        "_make_wait",
         "_since",
         "_timer",
         "_transport",
@@ -45,12 +45,12 @@ class SlowReader:
         transport: asyncio.Transport,
         backlogs: Backlogs,
         now: float,
-        hold_back: Callable[[], bool],
-        give_up: Callable[[], None],
+        make_wait: Callable[[], bool],
+        abort: Callable[[], None],
     ) -> None:
         self._transport = transport
         self._backlogs = backlogs
-        self._hold_back, self._give_up, self.is_over = hold_back, give_up, False
+        self._make_wait, self._abort, self.is_over = make_wait, abort, False
         self._since = self._late_at = now
         self._acknowledged = self._late_from = acknowledged(transport)
         self._timer: asyncio.TimerHandle | None = None
@@ -69,13 +69,13 @@ class SlowReader:
             self._hold()
 
     def _hold(self) -> None:
-        if self._hold_back():
+        if self._make_wait():
             self._backlogs.hold(self)
 
-    def give_up(self) -> None:
+    def abort(self) -> None:
         """Others have their units wait as well, and take more."""
         if not self.is_over:
-            self._give_up()
+            self._abort()
 
     def _look_again(self) -> None:
         self.look()
@@ -113,7 +113,7 @@ class SlowReader:
         if self._timer is not None:
             self._timer.cancel()
         self.is_over = True
-        self._backlogs.let_go(self)
+        self._backlogs.abort(self)
         if self.has_room:
             self.has_room = False
             self._backlogs.give()
@@ -133,11 +133,11 @@ class Backlogs:
             loop = asyncio.get_running_loop()
             now = loop.time()
             slowest = min(self._held_back, key=lambda one: one.taken_each_s(now))
-            self.let_go(slowest)
+            self.abort(slowest)
             reached("held_back_streams")
-            loop.call_soon(slowest.give_up)
+            loop.call_soon(slowest.abort)
 
-    def let_go(self, reader: SlowReader) -> None:
+    def abort(self, reader: SlowReader) -> None:
         """It does not have to wait any more."""
         self._held_back.pop(reader, None)
 

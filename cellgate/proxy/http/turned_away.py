@@ -22,7 +22,7 @@ class TurnedAway(asyncio.Protocol):
         self._loop, self._answer, self._gone = loop, answer, gone
         self._transport: asyncio.Transport | None = None
         self._ends: asyncio.TimerHandle | None = None
-        self._is_told = False
+        self._is_reported = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports are not subclasses of asyncio's.
@@ -31,9 +31,9 @@ class TurnedAway(asyncio.Protocol):
 
     def data_received(self, _data: bytes) -> None:
         transport = self._transport
-        if self._is_told or transport is None:
+        if self._is_reported or transport is None:
             return
-        self._is_told = True
+        self._is_reported = True
         peer = transport.get_extra_info("peername")
         transport.write(self._answer(str(peer[0]) if peer else ""))
         # Closing while a body comes in would reset the connection under the answer.

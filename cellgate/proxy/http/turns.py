@@ -25,7 +25,7 @@ PIECE_BYTES = 1024
 class PendingRead(Protocol):
     """A connection with a read that is not parsed yet."""
 
-    def go_on(self, size: int, /) -> tuple[int, bool]:
+    def resume_parsing(self, size: int, /) -> tuple[int, bool]:
         """Parse about so many bytes of it, if there are any and they may be parsed now: what that cost in
         bytes, and whether there is more to be parsed.
         """
@@ -49,7 +49,7 @@ class ReadScheduler:
         """Have the read of a connection parsed: now, as far as this turn allows, and in turns to come."""
         self._add(late, "")
         if not self._is_due:
-            self._go_on()
+            self._carry_on()
 
     def join_next(self, late: PendingRead, payer: str = "") -> None:
         """The same, but not in this turn."""
@@ -74,12 +74,12 @@ class ReadScheduler:
         for late, payer in self._next.items():
             self._add(late, payer)
         self._next.clear()
-        self._go_on()
+        self._carry_on()
 
     def _add(self, late: PendingRead, payer: str) -> None:
         self._waiting.setdefault(payer, {})[late] = None
 
-    def _go_on(self) -> None:
+    def _carry_on(self) -> None:
         # Connections that are added meanwhile wait for their turn.
         self._is_due = True
         try:
@@ -89,7 +89,7 @@ class ReadScheduler:
                 del own[late]
                 if own:
                     self._waiting[payer] = own
-                cost, has_more = late.go_on(PART_BYTES)
+                cost, has_more = late.resume_parsing(PART_BYTES)
                 self._left -= cost
                 if has_more:
                     self._add(late, payer)

@@ -167,7 +167,7 @@ class UnitConnection(asyncio.Protocol):
         except Exception as error:
             self._crash(error)
 
-    def go_on(self, size: int) -> tuple[int, bool]:
+    def resume_parsing(self, size: int) -> tuple[int, bool]:
         """Parse so many bytes of what was read, or all that are one piece: what that cost in bytes (see
         turns.py), and whether there is more to be parsed. Never raises.
         """
@@ -423,25 +423,25 @@ class Pool:
         self.certificate_end: float | None = None
         """When the certificate that was shown last ends, in seconds since 1970."""
 
-    def take(self, taker: ConnectionWaiter, *, fresh: bool = False) -> None:
-        """Give `taker` a connection: at once when one is idle (and `fresh` is not asked for), else later."""
+    def take(self, waiter: ConnectionWaiter, *, fresh: bool = False) -> None:
+        """Give `waiter` a connection: at once when one is idle (and `fresh` is not asked for), else later."""
         now = self._loop.time()
         while self._idle and not fresh:
             conn = self._idle.pop()
             transport = conn.transport
             if transport is not None and not transport.is_closing() and now - conn.idle_since < POOL_IDLE_S:
                 conn.reused = True
-                taker.on_connected(conn)
+                waiter.on_connected(conn)
                 return
             conn.drop()
         task = self._loop.create_task(self._connect())
-        self._connecting[task] = taker
+        self._connecting[task] = waiter
         task.add_done_callback(self._settled)
 
-    def cancel(self, taker: ConnectionWaiter) -> None:
+    def cancel(self, waiter: ConnectionWaiter) -> None:
         """The taker no longer wants its connection; what is being opened is kept for the next."""
         for task, waiting in self._connecting.items():
-            if waiting is taker:
+            if waiting is waiter:
                 self._connecting[task] = None
 
     def give_back(self, conn: UnitConnection) -> None:
@@ -539,15 +539,15 @@ class Pool:
         return conn
 
     def _settled(self, task: asyncio.Task[UnitConnection]) -> None:
-        taker = self._connecting.pop(task)
+        waiter = self._connecting.pop(task)
         try:
-            self._tell(task, taker)
+            self._tell(task, waiter)
         except Exception as error:
             self.report(error)
-            if taker is not None:
-                taker.on_failed(Failure(FailureKind.INTERNAL, f"the gate failed on a connection: {error!r}"))
+            if waiter is not None:
+                waiter.on_failed(Failure(FailureKind.INTERNAL, f"the gate failed on a connection: {error!r}"))
 
-    def _tell(self, task: asyncio.Task[UnitConnection], taker: ConnectionWaiter | None) -> None:
+    def _tell(self, task: asyncio.Task[UnitConnection], waiter: ConnectionWaiter | None) -> None:
         if task.cancelled():
             failure: Failure | None = Failure(
                 FailureKind.EVICTED, "the unit was taken out of the configuration"
@@ -560,13 +560,13 @@ class Pool:
         if failure is not None:
             if failure.kind is FailureKind.NO_RESOURCES:
                 self._on_gate_fault(failure.message)
-            if taker is not None:
-                taker.on_failed(failure)
-        elif taker is None:
+            if waiter is not None:
+                waiter.on_failed(failure)
+        elif waiter is None:
             self.give_back(task.result())
         else:
             # A connection that was closed meanwhile fails when it is used.
-            taker.on_connected(task.result())
+            waiter.on_connected(task.result())
 
 
 def connect_failure(error: BaseException | None, where: str, lookups: Lookups) -> Failure | None:

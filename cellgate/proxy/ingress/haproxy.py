@@ -7,7 +7,7 @@
 4. Only what HAProxy 2.6 takes as well: to it `down#reason` without the space and `weight:62%` mean nothing,
    and it says so nowhere but in its statistics.
 
-In this order: `HaproxyAgent`, `Balancers`, `_Visitor`.
+In this order: `HaproxyAgent`, `Balancers`, `_AgentConnection`.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class HaproxyAgent:
         self._balancers = balancers
         self._formatter = ReplyFormatter()
         self._servers: list[asyncio.Server] = []
-        self._visitors: set[_Visitor] = set()
+        self._connections: set[_AgentConnection] = set()
         kinds = (*(stand.value for stand in ServerState), "unknown", "malformed", "refused", "too_many")
         self.counts = dict.fromkeys(kinds, 0)
 
@@ -60,7 +60,9 @@ class HaproxyAgent:
         """Answer on these."""
         loop = asyncio.get_running_loop()
         for listener in listeners:
-            self._servers.append(await loop.create_server(lambda: _Visitor(self, loop), sock=listener))
+            self._servers.append(
+                await loop.create_server(lambda: _AgentConnection(self, loop), sock=listener)
+            )
 
     def retire(self) -> None:
         """Accept no more: another process answers on the same listeners. Connected clients are still
@@ -73,8 +75,8 @@ class HaproxyAgent:
     async def close(self) -> None:
         """Listen no more. HAProxy keeps the last reply, which for a gate that stops is `drain`."""
         self.retire()
-        for visitor in list(self._visitors):
-            visitor.leave()
+        for connection in list(self._connections):
+            connection.leave()
 
     def answer(self, question: bytes, peer: str) -> bytes:
         """The line for one question (without any: of the gate); empty: there is nothing to say to it."""
@@ -92,20 +94,20 @@ class HaproxyAgent:
         self._balancers.asked(about, f"{peer} {(match[2] or b'').decode()}", now)
         return self._formatter.line(about, reply, self._balancers.count(about, now))
 
-    def admit(self, visitor: _Visitor, peer: str) -> bool:
+    def admit(self, connection: _AgentConnection, peer: str) -> bool:
         """Whether a visitor may ask."""
-        if len(self._visitors) >= VISITORS_MAX:
+        if len(self._connections) >= CONNECTIONS_MAX:
             self.counts["too_many"] += 1
         elif not self._may_ask(peer):
             self.counts["refused"] += 1
         else:
-            self._visitors.add(visitor)
+            self._connections.add(connection)
             return True
         return False
 
-    def left(self, visitor: _Visitor) -> None:
+    def left(self, connection: _AgentConnection) -> None:
         """A visitor has left."""
-        self._visitors.discard(visitor)
+        self._connections.discard(connection)
 
     def _reply(self, about: str, now: float) -> AgentReply | None:
         if about == GATE:
@@ -246,7 +248,7 @@ GATE = "gate"
 QUESTION_WAIT_S = 1.0
 """Without `agent-send` HAProxy says nothing and waits: after so long it gets the reply about the gate. It
 would give up after its agent-inter, 2 s by default."""
-VISITORS_MAX = 512
+CONNECTIONS_MAX = 512
 
 _HAPROXY_LINE_MAX = 256
 # As names are in the configuration.
@@ -255,7 +257,7 @@ _QUESTION = re.compile(
 )
 
 
-class _Visitor(asyncio.Protocol):
+class _AgentConnection(asyncio.Protocol):
     """One connection: it asks, or says nothing for a while, is answered, and leaves."""
 
     def __init__(self, agent: HaproxyAgent, loop: asyncio.AbstractEventLoop) -> None:

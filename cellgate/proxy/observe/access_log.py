@@ -121,7 +121,7 @@ class Finished(NamedTuple):
     """One request, from its first byte to the last of its answer.
 
     `status` is what the client was sent (499: it left before), `code` the failure-table row or empty,
-    `unit` the last unit that answered (empty when none did), `attempts` the number of attempts, `continued`
+    `unit` the last unit that answered (empty when none did), `attempts` the number of attempts, `resumed`
     how often another unit resumed a broken stream, `rank` the data parallel rank of that unit (None: its
     engine has chosen, or has none).
     """
@@ -137,7 +137,7 @@ class Finished(NamedTuple):
     unit: str
     outcome: Outcome
     attempts: int
-    continued: int
+    resumed: int
     ttft_s: float | None
     duration_s: float
     events: int
@@ -189,7 +189,7 @@ def json_line(at: float, record: Finished) -> bytes:
         "unit": record.unit,
         "outcome": record.outcome._value_,
         "attempts": record.attempts,
-        "continued": record.continued,
+        "continued": record.resumed,
         "ttft_s": None if ttft_s is None else int(ttft_s * 10_000 + 0.5) / 10_000,
         "duration_s": int(record.duration_s * 10_000 + 0.5) / 10_000,
         "events": record.events,
@@ -218,7 +218,7 @@ def console_line(at: float, record: Finished) -> bytes:
         f"{record.events} events {_size(record.bytes_in)} in {_size(record.bytes_out)} out",
         f"{record.peer} {_short(record.request_id)}",
         f"{record.attempts} attempts" if record.attempts > 1 else "",
-        f"continued {record.continued} times" if record.continued else "",
+        f"continued {record.resumed} times" if record.resumed else "",
     )
     return one_line("  ".join(parts).rstrip()).encode(errors="backslashreplace") + b"\n"
 

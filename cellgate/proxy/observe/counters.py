@@ -63,7 +63,7 @@ class Metrics:
         self.tallies: dict[str, Tally] = {}
         self.responses: defaultdict[tuple[str, int], int] = defaultdict(int)
         self.refusals = dict.fromkeys(Refusal, 0)
-        self.continuations = dict.fromkeys(product(ContinuationKind, ContinuationResult), 0)
+        self.continuations = dict.fromkeys(product(ResumeKind, ResumeResult), 0)
         self.recoveries: dict[tuple[str, str], int] = {}
         self.forged = 0
         """Requests that named a unit and came from a peer that is not trusted."""
@@ -123,7 +123,7 @@ class Metrics:
         """A request is retried on another unit because this one failed."""
         self.tally(unit).retries += 1
 
-    def continuation(self, unit: str, kind: ContinuationKind, result: ContinuationResult) -> None:
+    def stream_resume(self, unit: str, kind: ResumeKind, result: ResumeResult) -> None:
         """The result of a stream that this unit broke."""
         self.continuations[kind, result] += 1
         self.tally(unit).broken += 1
@@ -367,7 +367,7 @@ REPORT_AFTER_S = 1.0
 """A unit breaks its streams together: the event follows this long after the first."""
 
 
-class ContinuationKind(Enum):
+class ResumeKind(Enum):
     """What kind of stream a unit broke."""
 
     TEXT = "text"
@@ -387,10 +387,10 @@ class ContinuationKind(Enum):
     OTHER = "other"
 
 
-class ContinuationResult(Enum):
+class ResumeResult(Enum):
     """The result of a broken stream."""
 
-    CONTINUED = "continued"
+    RESUMED = "continued"
     """Another unit resumed it to its end, or until that one broke it as well, or its client left."""
     COMPLETED = "completed"
     """The text was complete; the gate sent the last events."""
@@ -402,7 +402,7 @@ class ContinuationResult(Enum):
     CLIENT_LEFT = "client_left"
 
 
-Count = Callable[[str, ContinuationKind, ContinuationResult], None]
+Count = Callable[[str, ResumeKind, ResumeResult], None]
 
 
 class Continuations:
@@ -414,7 +414,7 @@ class Continuations:
         self._unreported: dict[str, Counter[str]] = {}
         self._due: dict[str, float] = {}
 
-    def record(self, unit: str, kind: ContinuationKind, result: ContinuationResult, reason: str = "") -> None:
+    def record(self, unit: str, kind: ResumeKind, result: ResumeResult, reason: str = "") -> None:
         """The result of a stream that `unit` broke, and why it was not resumed."""
         self._count(unit, kind, result)
         what = result.value.replace("_", " ")

@@ -44,9 +44,9 @@ class Defects:
 
     def _report(self, what: str, error: BaseException | None) -> None:
         place, now = what if error is None else f"{type(error).__name__} {where(error)}", self._now()
-        told_at, silent = self._reported_at.get(place, (-REPORT_EVERY_S, 0))
-        if now - told_at < REPORT_EVERY_S:
-            self._reported_at[place] = told_at, silent + 1
+        reported_at, silent = self._reported_at.get(place, (-REPORT_EVERY_S, 0))
+        if now - reported_at < REPORT_EVERY_S:
+            self._reported_at[place] = reported_at, silent + 1
             return
         if len(self._reported_at) >= PLACES_KEPT:
             del self._reported_at[next(iter(self._reported_at))]

@@ -286,14 +286,14 @@ class AccessLogMetrics(Collector):
 
 
 class TallyMetrics(Collector):
-    """What any process counts (see proxy/observe/counters.py). `elsewhere` are the counts of workers."""
+    """What any process counts (see proxy/observe/counters.py). `of_workers` are the counts of workers."""
 
-    def __init__(self, elsewhere: Mapping[TallyKey, int]) -> None:
-        self._elsewhere = elsewhere
+    def __init__(self, of_workers: Mapping[TallyKey, int]) -> None:
+        self._of_workers = of_workers
 
     def collect(self) -> Iterator[Metric]:
         """All families."""
-        counts = TALLIES + Counter(self._elsewhere)
+        counts = TALLIES + Counter(self._of_workers)
         for name, family in FAMILIES.items():
             keys = dict.fromkeys((name, *row) for row in family.known)
             keys |= dict.fromkeys(key for key in counts if key[0] == name)

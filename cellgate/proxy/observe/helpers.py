@@ -129,7 +129,7 @@ class CountedHelper:
     while calls fail and none succeeds.
 
     Of its `calls`, the results (the last label) in `good` are successes, those in `bad` failures; others say
-    nothing of it. `elsewhere` are the counts of workers; `says` is its trouble, with the `{why}` of failures.
+    nothing of it. `of_workers` are counts of workers; `says` is its trouble, with the `{why}` of failures.
     """
 
     def __init__(
@@ -139,23 +139,23 @@ class CountedHelper:
         good: frozenset[str],
         bad: frozenset[str],
         says: str,
-        elsewhere: Mapping[TallyKey, int],
+        of_workers: Mapping[TallyKey, int],
     ) -> None:
         self._name = name
         self._calls = calls
         self._good = good
         self._bad = bad
         self._says = says
-        self._elsewhere = elsewhere
+        self._of_workers = of_workers
         self._seen: dict[TallyKey, int] = {}
         self._trouble: HelperTrouble | None = None
 
     def ask(self) -> Mapping[str, HelperTrouble | None]:
         """Its trouble, by what was counted since the last call."""
         grown = set()
-        for key in {*TALLIES, *self._elsewhere}:
+        for key in {*TALLIES, *self._of_workers}:
             if key[: len(self._calls)] == self._calls:
-                count = TALLIES[key] + self._elsewhere.get(key, 0)
+                count = TALLIES[key] + self._of_workers.get(key, 0)
                 if count > self._seen.get(key, 0):
                     grown.add(key[-1])
                 self._seen[key] = count
@@ -167,9 +167,9 @@ class CountedHelper:
         return {self._name: self._trouble}
 
 
-def counted_helpers(settings: Settings, elsewhere: Mapping[TallyKey, int]) -> Iterator[CountedHelper]:
+def counted_helpers(settings: Settings, of_workers: Mapping[TallyKey, int]) -> Iterator[CountedHelper]:
     """Those of a configuration."""
-    make = partial(CountedHelper, elsewhere=elsewhere)
+    make = partial(CountedHelper, of_workers=of_workers)
     if (guardrail := settings.guardrail) is not None:
         follows = "requests pass unseen" if guardrail.fail == "open" else "requests get 503"
         says = f"{guardrail.url} gives no verdict ({{why}}): {follows} (guardrail.fail: {guardrail.fail})"

@@ -21,19 +21,19 @@ class RareEvents:
     def __init__(self, events: EventLog, now: Callable[[], float]) -> None:
         self._events = events
         self._now = now
-        self._told: dict[tuple[str, str | None, str | None], tuple[float, int]] = {}
+        self._reported: dict[tuple[str, str | None, str | None], tuple[float, int]] = {}
         """When each was told, and how often it has happened since."""
 
     def add(self, action: Action) -> None:
         """It has happened: tell it, or count it."""
         what, now = (action.kind, action.unit, action.cell), self._now()
-        at, more = self._told.get(what, (-AGAIN_S, 0))
+        at, more = self._reported.get(what, (-AGAIN_S, 0))
         if now - at < AGAIN_S:
-            self._told[what] = at, more + 1
+            self._reported[what] = at, more + 1
             return
-        self._told.pop(what, None)
-        self._told[what] = now, 0
-        if len(self._told) > RARE_EVENTS_KEPT:
-            del self._told[next(iter(self._told))]
+        self._reported.pop(what, None)
+        self._reported[what] = now, 0
+        if len(self._reported) > RARE_EVENTS_KEPT:
+            del self._reported[next(iter(self._reported))]
         since = f"; {more} more times since the last such event" if more else ""
         self._events.add(replace(action, detail=action.detail + since))

@@ -265,7 +265,7 @@ class SplitCounts(Protocol):
     @property
     def pairs(self) -> Mapping[tuple[str, str], PairTally]: ...
 
-    def orphans(self) -> int: ...
+    def unclaimed(self) -> int: ...
 
 
 class SplitMetrics(Collector):
@@ -296,5 +296,5 @@ class SplitMetrics(Collector):
             "split_orphans",
             "Computed prompts whose blocks are held for nobody.",
             (),
-            [((), counts.orphans())],
+            [((), counts.unclaimed())],
         )

@@ -190,9 +190,9 @@ class Entrance:
         else:
             self._pause = self._loop.call_later(PAUSE_S, self._look_for_room)
             if self.overflow.is_due(now, any(accept_queue(each) for each in self._listeners)):
-                self._turn_away()
+                self._refuse_new()
 
-    def _turn_away(self) -> None:
+    def _refuse_new(self) -> None:
         """Answer those that wait that there is no room, as many at a time as there are places for them."""
         overflow = self.overflow
         for listener in self._listeners:
@@ -221,7 +221,7 @@ class Entrance:
         """One of them has left: the next one that waits may have its place."""
         self.overflow.places += 1
         if self._listeners and self.overflow.is_still_due(self._loop.time()):
-            self._turn_away()
+            self._refuse_new()
 
     async def _resume(self) -> None:
         try:

@@ -324,7 +324,7 @@ class SharedBans:
     def row(self, ban: Ban, *, lifted: bool) -> BanWrite:
         """The document of a ban that begins, or was lifted."""
         left_ms = 0 if lifted else max(1, round(1000 * (ban.until - self._now())))
-        told = {
+        written = {
             "poison": fingerprint_name(ban.fingerprint),
             "v": VERSION,
             "gate": self._gate,
@@ -334,7 +334,7 @@ class SharedBans:
             "payer": ban.payer[:_MODEL_MAX],
         }
         mark, expiry_ms = fingerprint_name(ban.fingerprint), left_ms or LIFTED_MS
-        return BanWrite(mark, orjson.dumps(told), expiry_ms, lifted, self._gate)
+        return BanWrite(mark, orjson.dumps(written), expiry_ms, lifted, self._gate)
 
     def knows(self, mark: str) -> bool:
         """Whether that prompt is refused here."""
@@ -343,22 +343,22 @@ class SharedBans:
             and self._containment.bans.find(int(mark, 16), self._now()) is not None
         )
 
-    def heard(self, document: Any, gates: Collection[str], left_ms: int | None = None) -> bool:
+    def received(self, document: Any, gates: Collection[str], left_ms: int | None = None) -> bool:
         """Apply a document of one of `gates`; False when it is ignored. `left_ms`: the time to live of its
         key.
         """
-        told = read_ban(document) if isinstance(document, bytes) else None
-        if told is None or told.gate not in gates or told.gate == self._gate:
+        written = read_ban(document) if isinstance(document, bytes) else None
+        if written is None or written.gate not in gates or written.gate == self._gate:
             return False
-        mark, contained = int(told.mark, 16), self._containment
-        if not told.left_ms:
-            contained.lift(mark, f"gate {told.gate}", tell=False)
+        mark, contained = int(written.mark, 16), self._containment
+        if not written.left_ms:
+            contained.lift(mark, f"gate {written.gate}", tell=False)
             return True
-        left_s = min(told.left_ms if left_ms is None else left_ms, told.left_ms) / 1000.0
+        left_s = min(written.left_ms if left_ms is None else left_ms, written.left_ms) / 1000.0
         now = self._now()
         until = now + min(left_s, contained.ban_s)
         if until > now:
-            contained.take(Ban(mark, told.model, now, until, told.units, told.gate, told.payer))
+            contained.take(Ban(mark, written.model, now, until, written.units, written.gate, written.payer))
         return True
 
 

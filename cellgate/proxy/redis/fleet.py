@@ -209,18 +209,18 @@ _DEFAULT = Unit("", "", "")
 
 
 class TimedView(NamedTuple):
-    """The report of one gate, and when the gate last said that it holds. `told_at`: when it was written, if
-    that was earlier.
+    """The report of one gate, and when the gate last said that it holds. `reported_at`: when it was written,
+    if     that was earlier.
     """
 
     report: UnitReport
     at: float
-    told_at: float | None = None
+    reported_at: float | None = None
 
     def lived_at(self) -> float | None:
         """When the unit last made progress."""
         age_s = self.report.life_age_s
-        return None if age_s is None else (self.at if self.told_at is None else self.told_at) - age_s
+        return None if age_s is None else (self.at if self.reported_at is None else self.reported_at) - age_s
 
 
 class FleetUnit(NamedTuple):
@@ -249,19 +249,19 @@ class FleetUnits:
 
     def refresh(self, now: float) -> dict[str, FleetUnit]:
         """All units now, by their name on the Board."""
-        told: defaultdict[tuple[str, str], dict[str, TimedView]] = defaultdict(dict)
+        reported: defaultdict[tuple[str, str], dict[str, TimedView]] = defaultdict(dict)
         for (unit, gate), report, at in self._roster.everything():
             if report.gate_url:
-                by_url = told[report.cell, unit]
-                one = TimedView(report, at, self._roster.told_at(unit, gate))
+                by_url = reported[report.cell, unit]
+                one = TimedView(report, at, self._roster.reported_at(unit, gate))
                 # One URL may belong to a gate that stops and to its successor.
                 by_url[report.gate_url] = max(by_url.get(report.gate_url, one), one, key=_standing)
-        self._note_gates((url for by_url in told.values() for url in by_url), now)
-        shared = _shared(unit for _, unit in told.keys() | self._sights.keys())
+        self._note_gates((url for by_url in reported.values() for url in by_url), now)
+        shared = _shared(unit for _, unit in reported.keys() | self._sights.keys())
         self._sights = {
-            key: self._sight(key, told.get(key), now, shared)
-            for key in sorted(told.keys() | self._sights.keys())
-            if key in told or not self._is_forgotten(key, now)
+            key: self._sight(key, reported.get(key), now, shared)
+            for key in sorted(reported.keys() | self._sights.keys())
+            if key in reported or not self._is_forgotten(key, now)
         }
         return {fleet_unit.name: fleet_unit for fleet_unit in self._sights.values()}
 
@@ -276,30 +276,36 @@ class FleetUnits:
         return {gate for gate in gates if gate in last and newest[last[gate][1]] > last[gate][0]}
 
     def _sight(
-        self, key: tuple[str, str], told: Mapping[str, TimedView] | None, now: float, shared: frozenset[str]
+        self,
+        key: tuple[str, str],
+        reported: Mapping[str, TimedView] | None,
+        now: float,
+        shared: frozenset[str],
     ) -> FleetUnit:
         cell, unit = key
         name = f"{cell}.{unit}" if unit in shared else unit
         before = self._sights.get(key)
-        if told is None:
+        if reported is None:
             assert before is not None
             since = before.gone_since if before.gone_since is not None else now
             return before._replace(name=name, in_flight=0, gone_since=since)
-        url = self._choose(unit, told, before.latest.report.gate_url if before is not None else "", now)
-        drained_by = next((one.report.gate for one in told.values() if one.report.drained), "")
-        return FleetUnit(name, told[url], sum(one.report.in_flight for one in told.values()), drained_by)
+        url = self._choose(unit, reported, before.latest.report.gate_url if before is not None else "", now)
+        drained_by = next((one.report.gate for one in reported.values() if one.report.drained), "")
+        return FleetUnit(
+            name, reported[url], sum(one.report.in_flight for one in reported.values()), drained_by
+        )
 
-    def _choose(self, unit: str, told: Mapping[str, TimedView], known: str, now: float) -> str:
-        if len(told) == 1:
-            return next(iter(told))
+    def _choose(self, unit: str, reported: Mapping[str, TimedView], known: str, now: float) -> str:
+        if len(reported) == 1:
+            return next(iter(reported))
 
         def rank(url: str) -> tuple[bool, bool, bool, bool, int]:
             is_new = url != known and now - self._since[url] < FLEET_SETTLE_S
-            is_usable = url == known or told[url].report.verdict in USABLE
+            is_usable = url == known or reported[url].report.verdict in USABLE
             tie = crc32(f"{unit} {url}".encode())
-            return url in self.lost, told[url].report.stopping, not is_usable, is_new, tie
+            return url in self.lost, reported[url].report.stopping, not is_usable, is_new, tie
 
-        return min(told, key=rank)
+        return min(reported, key=rank)
 
     def _is_forgotten(self, key: tuple[str, str], now: float) -> bool:
         since = self._sights[key].gone_since
@@ -332,8 +338,8 @@ def _unit(fleet_unit: FleetUnit) -> Unit:
     )
 
 
-def _standing(told: TimedView) -> tuple[bool, float]:
-    return not told.report.stopping, told.at
+def _standing(reported: TimedView) -> tuple[bool, float]:
+    return not reported.report.stopping, reported.at
 
 
 def _shared(names: Iterable[str]) -> frozenset[str]:
@@ -354,7 +360,7 @@ FLEET_READY_S = 1.0
 
 
 class FleetRouter:
-    """For a gate whose units belong to other gates. The gate calls `tick` and `heard`."""
+    """For a gate whose units belong to other gates. The gate calls `tick` and `received`."""
 
     def __init__(self, plane: Plane, roster: Roster, feed: Feed) -> None:
         self._plane = plane
@@ -370,7 +376,7 @@ class FleetRouter:
         self._checking: asyncio.Task[None] | None = None
         feed.on_taken = self._on_taken
 
-    def heard(self, _: Seen) -> None:
+    def received(self, _: Seen) -> None:
         """A verdict of another gate has changed: apply all changes of this turn at once."""
         self._tick_soon()
 
@@ -424,8 +430,8 @@ class FleetRouter:
         asked = sorted(urls | self._units.lost)
         answers = dict(zip(asked, await asyncio.gather(*map(self._is_ready, asked)), strict=True))
         self._units.lost -= {url for url, is_ready in answers.items() if is_ready}
-        told = self._roster.everything()
-        gone = {gate for (_, gate), report, _ in told if not answers.get(report.gate_url, True)}
+        reported = self._roster.everything()
+        gone = {gate for (_, gate), report, _ in reported if not answers.get(report.gate_url, True)}
         self._roster.not_ready(gone & missed, self._plane.now())
 
     async def _is_ready(self, url: str) -> bool:

@@ -64,7 +64,7 @@ from cellgate.proxy.redis.sharing import GATES_MAX, PrefixSharing, ReportReading
 from cellgate.proxy.redis.signing import UNSIGNED, Signer, signer_of
 from cellgate.proxy.redis.stored import SharedResponses
 from cellgate.router.board import Board, Flip
-from cellgate.router.cost_model import NOTHING_ELSEWHERE
+from cellgate.router.cost_model import NO_REMOTE_LOAD
 
 REFUSED_PAUSE_S = 5.0
 """The pause after refused credentials: some servers lock out clients that retry too often."""
@@ -163,7 +163,7 @@ class RedisLink:
         self._tasks: list[asyncio.Task[None]] = []
         self._clients: list[RedisClient] = []
         self.state = LinkState.AWAY
-        self._told: LinkState | None = None
+        self._reported: LinkState | None = None
         self._outage = Outage()
         self._trouble: HelperTrouble | None = None
         self.counts = dict.fromkeys(_COUNTS, 0)
@@ -205,7 +205,7 @@ class RedisLink:
 
     def troubles(self) -> Mapping[str, HelperTrouble | None]:
         """Whether Redis answers; nothing before that is known."""
-        return {} if self._told is None else {"Redis": self._trouble}
+        return {} if self._reported is None else {"Redis": self._trouble}
 
     def peers(self) -> int:
         """How many other gates report."""
@@ -242,8 +242,8 @@ class RedisLink:
             self._outage = Outage()
         line = _LINK_IN_WORDS[state] % why if why else _LINK_IN_WORDS[state]
         self._trouble = None if state is LinkState.WELL else HelperTrouble(line.removeprefix("Redis "))
-        if state is not self._told or is_news:
-            self._told = state
+        if state is not self._reported or is_news:
+            self._reported = state
             self._tell(line)
 
     # -- beats ---------------------------------------------------------------------------------------------
@@ -321,7 +321,7 @@ class RedisLink:
         gates = sorted({member.gate for member in self._known} - {self._gate})[:GATES_MAX]
         news = [gate for gate in gates if gate not in beats or beats[gate].has_prefixes]
         async for gate, found in commands.get_prefixes(news):
-            taken = prefixes.heard(gate, found) if found is not None else 0
+            taken = prefixes.received(gate, found) if found is not None else 0
             self.counts["prefixes_refused"] += taken is None
             self.counts["prefixes_heard"] += taken or 0
 
@@ -331,7 +331,11 @@ class RedisLink:
         await commands.publish_bans((row for row in bans.own() if row.mark not in index), publish=False)
         unknown = [mark for mark in index if not bans.knows(mark)]
         async for mark, document, pttl_ms in commands.get_bans(unknown):
-            if document is not None and (told := read_ban(document)) is not None and told.mark == mark:
+            if (
+                document is not None
+                and (reported := read_ban(document)) is not None
+                and reported.mark == mark
+            ):
                 self._take_ban(document, pttl_ms if isinstance(pttl_ms, int) else 0)
             elif document is not None:
                 self.counts["bans_refused"] += 1
@@ -339,8 +343,8 @@ class RedisLink:
     def _take_ban(self, document: Any, left_ms: int | None = None) -> None:
         assert self._bans is not None
         counts = left_ms is None or left_ms > 0
-        heard = counts and self._bans.heard(document, {member.gate for member in self._known}, left_ms)
-        self.counts["bans_heard" if heard else "bans_refused"] += 1
+        received = counts and self._bans.received(document, {member.gate for member in self._known}, left_ms)
+        self.counts["bans_heard" if received else "bans_refused"] += 1
 
     async def _forget_departed(self, commands: RedisCommands, index: set[IndexEntry]) -> None:
         """Remove old entries: gates come and go under new names, and the index must not grow."""
@@ -384,12 +388,12 @@ class RedisLink:
                 async with asyncio.timeout(2.0 * EXCHANGE_S):
                     message = await pubsub.get_message(timeout=EXCHANGE_S)
                 if message is not None:
-                    self._heard(message["data"], commands)
+                    self._received(message["data"], commands)
                     if (pause_s := pace.pause_s()) > 0.0:
                         # What is missed here stands in beats and documents.
                         await asyncio.sleep(pause_s)
 
-    def _heard(self, document: Any, commands: RedisCommands) -> None:
+    def _received(self, document: Any, commands: RedisCommands) -> None:
         if self._bans is not None and isinstance(document, bytes) and is_ban(document):
             ban = read_ban(document)
             if ban is not None and commands.believes_flip(ban.gate, document):
@@ -488,7 +492,7 @@ class RedisMetrics(Collector):
             "Attempts of other gates in flight at a unit.",
             ("unit",),
             (
-                ((name,), self._board.elsewhere.get(name, NOTHING_ELSEWHERE).in_flight)
+                ((name,), self._board.remote_load.get(name, NO_REMOTE_LOAD).in_flight)
                 for name in self._board.units
             ),
         )
@@ -591,7 +595,7 @@ def _share(plane: Plane, port: Callable[[], int], gate: str, link_by: Callable[.
         is_stopping=plane.is_stopping,
     )
     prefixes = PrefixSharing(plane.board, roster.own, roster, plane.now)
-    link = link_by(roster, sharing.reports, sharing.heard, prefixes=prefixes)
+    link = link_by(roster, sharing.reports, sharing.received, prefixes=prefixes)
 
     def flipped(flip: Flip) -> None:
         report = sharing.report(flip)
@@ -599,13 +603,13 @@ def _share(plane: Plane, port: Callable[[], int], gate: str, link_by: Callable[.
             link.flipped(report)
 
     def tick(now: float) -> None:
-        plane.board.elsewhere = sharing.tick(now)
+        plane.board.remote_load = sharing.tick(now)
         # Attempts of an ended gate count until its report expires, not until the next tick.
         if (expiry_s := roster.expires_at(now) - now) < TICK_S:
             loop.call_later(expiry_s + _GRAIN_S, forget)
 
     def forget() -> None:
-        plane.board.elsewhere = sharing.tick(plane.now())
+        plane.board.remote_load = sharing.tick(plane.now())
 
     plane.on_flip.append(flipped)
     plane.ticker.looks.append(tick)
@@ -618,4 +622,4 @@ def _route(plane: Plane, feed: Feed, gate: str, link_by: Callable[..., RedisLink
     router = FleetRouter(plane, roster, feed)
     plane.on_flip.append(router.flipped)
     plane.ticker.looks.append(router.tick)
-    return link_by(roster, tuple, router.heard, all_cells=True)
+    return link_by(roster, tuple, router.received, all_cells=True)

@@ -355,8 +355,8 @@ BEAT_MAX = 1024 * 1024
 """Bytes of a beat that are read: 2,000 units of which all is new."""
 
 _AGES = ("life_age_s", "load_age_s")
-_TOLD = tuple(each.name for each in fields(UnitReport) if each.name not in (*_AGES, "gate"))
-_values = attrgetter(*_TOLD)
+_PUBLISHED = tuple(each.name for each in fields(UnitReport) if each.name not in (*_AGES, "gate"))
+_values = attrgetter(*_PUBLISHED)
 _NULLABLE = frozenset(each.name for each in fields(UnitReport) if each.default is None)
 _REPORT_REQUIRED = frozenset(each.name for each in fields(UnitReport) if each.default is MISSING)
 
@@ -380,7 +380,7 @@ class BeatWriter:
     def __init__(self, gate: str) -> None:
         self._gate = gate
         self._number = 0
-        self._told: dict[str, tuple[Any, ...]] = {}
+        self._reported: dict[str, tuple[Any, ...]] = {}
         self._lived_at: dict[str, float] = {}
         self._recent: deque[dict[str, set[str] | None]] = deque(maxlen=WINDOW)
         self._documents: set[str] = set()
@@ -400,21 +400,21 @@ class BeatWriter:
     def beat(self, *, has_prefixes: bool) -> tuple[bytes, list[UnitReport]]:
         """The next beat, of all that was taken since the last one, and whose documents are due with it."""
         reports, self._reports = self._reports, {}
-        gone = self._told.keys() - reports.keys()
+        gone = self._reported.keys() - reports.keys()
         for name in gone:
-            del self._told[name]
+            del self._reported[name]
             self._lived_at.pop(name, None)
         self._recent.append(self._changed | dict.fromkeys(gone))
         self._number, self._changed = self._number + 1, {}
         rows = {name: _row(reports.get(name), names) for name, names in self._names().items()}
-        told = {
+        message = {
             "v": BEAT_VERSION,
             "gate": self._gate,
             "beat": self._number,
             "prefixes": has_prefixes,
             "units": rows,
         }
-        return orjson.dumps(told), list(self._due(reports))
+        return orjson.dumps(message), list(self._due(reports))
 
     def _due(self, reports: Mapping[str, UnitReport]) -> Iterator[UnitReport]:
         self._documents &= reports.keys()
@@ -425,16 +425,16 @@ class BeatWriter:
 
     def _change(self, report: UnitReport, now: float) -> set[str]:
         """The fields that differ from what was told of the unit."""
-        values, before = _values(report), self._told.get(report.unit)
-        self._told[report.unit] = values
+        values, before = _values(report), self._reported.get(report.unit)
+        self._reported[report.unit] = values
         changed: set[str] = set()
         if before is None:
-            changed = {*_TOLD, "gate"}
+            changed = {*_PUBLISHED, "gate"}
         elif before != values:
-            changed = {name for name, old, new in zip(_TOLD, before, values, strict=True) if old != new}
+            changed = {name for name, old, new in zip(_PUBLISHED, before, values, strict=True) if old != new}
             if "number" in changed:
                 # Readers may have heard of what was in between, and keep that where nothing is said.
-                changed = {*_TOLD, "gate"}
+                changed = {*_PUBLISHED, "gate"}
         if report.life_age_s is not None:
             lived_at = now - report.life_age_s
             if changed or lived_at - self._lived_at.get(report.unit, 0.0) >= LIFE_GRAIN_S:
@@ -508,10 +508,10 @@ def read_beat(document: Any, gate: str) -> Beat | None:
 
 
 def changed_report(
-    gate: str, unit: str, row: Row, known: UnitReport | None, told_s: float
+    gate: str, unit: str, row: Row, known: UnitReport | None, reported_s: float
 ) -> UnitReport | None:
-    """The report of a unit after a change; None when it is not known whole. `told_s`: how long ago the known
-    one was told. Fields that are invalid are ignored one by one.
+    """The report of a unit after a change; None when it is not known whole. `reported_s`: how long ago the
+    known one was told. Fields that are invalid are ignored one by one.
     """
     taken = {name: value for name, value in _fields(row) if value is not None or name in _NULLABLE}
     if any(taken.get(name, value) != value for name, value in (("unit", unit), ("gate", gate))):
@@ -520,9 +520,9 @@ def changed_report(
         is_whole = taken.keys() >= _REPORT_REQUIRED
         return UnitReport(**taken) if is_whole else None
     if known.life_age_s is not None:
-        taken.setdefault("life_age_s", known.life_age_s + told_s)
+        taken.setdefault("life_age_s", known.life_age_s + reported_s)
     if known.load_age_s is not None:
-        taken.setdefault("load_age_s", known.load_age_s + told_s)
+        taken.setdefault("load_age_s", known.load_age_s + reported_s)
     return replace(known, **taken)
 
 
@@ -610,12 +610,14 @@ class Roster:
         gone, is not known whole, or was told of later than that.
         """
         unit, gate = key
-        known, told_at = self._units.get(unit, {}).get(gate, (None, at))
+        known, reported_at = self._units.get(unit, {}).get(gate, (None, at))
         newest = self._numbers.get(key, 0)
         number = _count(row.get("number")) if row is not None else None
-        if (number or newest) < newest or (at < told_at and (number or 0) <= newest):
+        if (number or newest) < newest or (at < reported_at and (number or 0) <= newest):
             return None
-        report = changed_report(gate, unit, row, known, max(at - told_at, 0.0)) if row is not None else None
+        report = (
+            changed_report(gate, unit, row, known, max(at - reported_at, 0.0)) if row is not None else None
+        )
         if report is not None:
             self._set(key, report, at)
         elif row is None:
@@ -658,7 +660,7 @@ class Roster:
         found = self._units.get(unit, {}).get(gate)
         return found[0] if found is not None else None
 
-    def elsewhere(self, unit: str, now: float) -> RemoteLoad:
+    def remote_load(self, unit: str, now: float) -> RemoteLoad:
         """What the other gates report of it. Old reports do not count."""
         said = self._units.get(unit, {}).items()
         reports = [report for gate, (report, at) in said if now - self._at(gate, at) <= self._patience_s]
@@ -689,7 +691,7 @@ class Roster:
             for gate, (report, at) in gates.items():
                 yield (unit, gate), report, self._at(gate, at)
 
-    def told_at(self, unit: str, gate: str) -> float:
+    def reported_at(self, unit: str, gate: str) -> float:
         """When that report was written: its ages are as of then."""
         return self._units[unit][gate][1]
 
@@ -706,8 +708,8 @@ class Roster:
             return
         yield from (key for key, _, at in self.everything() if now - at > self._patience_s)
 
-    def _at(self, gate: str, told_at: float) -> float:
-        return max(told_at, self._beat_at.get(gate, told_at))
+    def _at(self, gate: str, reported_at: float) -> float:
+        return max(reported_at, self._beat_at.get(gate, reported_at))
 
     def _set(self, key: RosterKey, report: UnitReport, at: float) -> None:
         unit, gate = key

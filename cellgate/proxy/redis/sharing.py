@@ -48,7 +48,7 @@ from cellgate.proxy.redis.reports import (
     report_of,
 )
 from cellgate.router.board import Board, Flip
-from cellgate.router.cost_model import NOTHING_ELSEWHERE, RemoteLoad
+from cellgate.router.cost_model import NO_REMOTE_LOAD, RemoteLoad
 from cellgate.router.nouns import Evidence, Sign, Strength, Verdict
 from cellgate.router.prefix import ProvenPrefixes, RemotePrefixes
 from cellgate.router.unit_state import UnitState
@@ -205,10 +205,11 @@ _BLOCK_BITS = 60
 PrefixDocument = dict[str, list[int]]
 
 
-def written(gate: str, told: Mapping[str, list[int]]) -> bytes:
+def written(gate: str, reported: Mapping[str, list[int]]) -> bytes:
     """The document."""
     units = {
-        unit: b64encode(struct.pack(f"<{len(blocks)}Q", *blocks)).decode() for unit, blocks in told.items()
+        unit: b64encode(struct.pack(f"<{len(blocks)}Q", *blocks)).decode()
+        for unit, blocks in reported.items()
     }
     return orjson.dumps({"v": VERSION, "gate": gate, "units": units})
 
@@ -226,13 +227,13 @@ def read(document: Any) -> tuple[str, PrefixDocument] | None:
     gate, units = found.get("gate"), found.get("units")
     if not isinstance(gate, str) or not isinstance(units, dict):
         return None
-    told, left = PrefixDocument(), SHARED_HASHES_MAX
+    reported, left = PrefixDocument(), SHARED_HASHES_MAX
     for unit, text in units.items():
         if (blocks := _blocks(text)) is None:
             return None
-        told[unit] = blocks[:left]
-        left -= len(told[unit])
-    return gate, told
+        reported[unit] = blocks[:left]
+        left -= len(reported[unit])
+    return gate, reported
 
 
 class _Part(NamedTuple):
@@ -255,7 +256,7 @@ class PrefixSharing:
         self._now = now
         self._beats: list[list[_Part]] = []
         """What was published in the last heartbeats."""
-        self._heard: dict[str, int] = {}
+        self._received: dict[str, int] = {}
         """By gate: the hash of the document that was read last."""
 
     def document(self) -> tuple[bytes | None, int]:
@@ -265,24 +266,24 @@ class PrefixSharing:
             _Part(states[u], states[u].case.restarted, hashes) for u, hashes in news.items() if u in states
         ]
         self._beats = [*self._beats[1 - BEATS :], beat]
-        told = PrefixDocument()
+        reported = PrefixDocument()
         for part in (part for beat in self._beats for part in beat):
             # The cache of an earlier incarnation is gone.
             if part.unit_state.case.restarted == part.restarted and not part.unit_state.retired:
-                told.setdefault(part.unit_state.unit.name, []).extend(part.hashes)
-        return (written(self._gate, told) if told else None), sum(len(part.hashes) for part in beat)
+                reported.setdefault(part.unit_state.unit.name, []).extend(part.hashes)
+        return (written(self._gate, reported) if reported else None), sum(len(part.hashes) for part in beat)
 
-    def heard(self, gate: str, document: Any) -> int | None:
+    def received(self, gate: str, document: Any) -> int | None:
         """Apply the document of another gate; returns the number of hashes. None: it is ignored."""
         mark = hash(document) if isinstance(document, bytes) else 0
-        if mark and self._heard.get(gate) == mark:
+        if mark and self._received.get(gate) == mark:
             return 0
         found = read(document)
         if found is None or found[0] != gate or gate == self._gate:
             return None
-        if len(self._heard) >= GATES_MAX:
-            self._heard.clear()
-        self._heard[gate] = mark
+        if len(self._received) >= GATES_MAX:
+            self._received.clear()
+        self._received[gate] = mark
         taken = 0
         for unit, blocks in found[1].items():
             state = self._board.units.get(unit)
@@ -518,7 +519,7 @@ class Sharing:
                 self._itl_s[state.unit.name] = state.step_times.gap_s(0.5)
             yield self._report(state)
         self._itl_s = {state.unit.name: self._itl_s.get(state.unit.name) for state in states}
-        self._verdicts = {name: told for name, told in self._verdicts.items() if name in self._itl_s}
+        self._verdicts = {name: reported for name, reported in self._verdicts.items() if name in self._itl_s}
         self._lives = {state: lives for state, lives in self._lives.items() if not state.retired}
 
     def report(self, flip: Flip) -> UnitReport | None:
@@ -526,7 +527,7 @@ class Sharing:
         state = self._board.units.get(flip.unit)
         return self._report(state) if state is not None else None
 
-    def heard(self, seen: Seen) -> None:
+    def received(self, seen: Seen) -> None:
         """Another gate's verdict has changed."""
         report, now = seen.report, self._now()
         if report.unit in self._board.units and report.verdict is Verdict.DOWN:
@@ -544,23 +545,23 @@ class Sharing:
         for name in self._roster.units() & self._board.units.keys():
             if (lived := self._roster.lived_at(name)) is not None:
                 self._take_life(self._board.units[name], *lived)
-            elsewhere = self._roster.elsewhere(name, now)
-            if elsewhere != NOTHING_ELSEWHERE:
-                others[name] = elsewhere
+            remote_load = self._roster.remote_load(name, now)
+            if remote_load != NO_REMOTE_LOAD:
+                others[name] = remote_load
         return others
 
     def _take_life(self, state: UnitState, lived_at: float, gate: str) -> None:
         """Another gate has seen progress. The gate that saw it last sends the next canary, too; of several at
         the same time, the one whose name is first.
         """
-        lived_at = min(lived_at, self._own_life_at(state) + PEERS_LIFE_S)
+        lived_at = min(lived_at, self._own_progress_at(state) + PEERS_LIFE_S)
         if lived_at > state.progress_at + NEWS_S:
-            self._lives[state] = self._own_life_at(state), lived_at
+            self._lives[state] = self._own_progress_at(state), lived_at
             state.progress_at = state.peer_canary_at = lived_at
         elif gate < self._gate and lived_at > state.progress_at - SHARED_AT_ONCE_S:
             state.peer_canary_at = state.progress_at
 
-    def _own_life_at(self, state: UnitState) -> float:
+    def _own_progress_at(self, state: UnitState) -> float:
         """When this gate itself last saw progress of the unit; 0: never."""
         own_at, others_at = self._lives.get(state, (0.0, 0.0))
         return own_at if state.progress_at == others_at else state.progress_at
@@ -572,7 +573,7 @@ class Sharing:
             self._gate,
             self._now(),
             number=self._number(state),
-            progress_at=self._own_life_at(state),
+            progress_at=self._own_progress_at(state),
             ttft_s=self._ttft_s(name),
             itl_s=self._itl_s.get(name),
             gate_url=self._gate_url(),

@@ -8,11 +8,11 @@ from urllib.parse import urlsplit
 from cellgate.probes.base import words_in
 from cellgate.proxy.http.errors import Failure
 from cellgate.proxy.http.reply import with_own_origin
-from cellgate.proxy.observe.counters import ContinuationResult
+from cellgate.proxy.observe.counters import ResumeResult
 from cellgate.proxy.request.answer_limits import ANSWER_TOKENS_MAX
 from cellgate.proxy.request.doubts import outcome_of_doubt, possible_usage
 from cellgate.proxy.request.exchange import ExchangeState
-from cellgate.proxy.request.failures import give_up, try_again
+from cellgate.proxy.request.failures import not_resumed, try_again
 from cellgate.proxy.request.response import failure_of, outcome_of
 from cellgate.proxy.request.routes import GENERATE, UNLISTED
 from cellgate.proxy.request.second_opinion import served
@@ -68,9 +68,9 @@ def _is_turned_down(exchange: Exchange, head: ReplyHead, pieces: list[bytes]) ->
         words = words_in(b"".join(pieces))
         said = Failure(failure.kind, f"{failure.message}: {words}") if words else failure
         attempt.blame(said, judged=exchange.route.kind is not UNLISTED)
-        return _goes_elsewhere(exchange, attempt.lease, failure, head, now)
+        return _moves_away(exchange, attempt.lease, failure, head, now)
     if exchange.response.begun:
-        give_up(exchange, f"unit {unit} answered {head.status} to the request to resume the stream")
+        not_resumed(exchange, f"unit {unit} answered {head.status} to the request to resume the stream")
         return True
     return False
 
@@ -81,7 +81,7 @@ def _says_when(exchange: Exchange, lease: Lease, head: ReplyHead) -> bool:
     return says and not exchange.gate.board.could_serve(exchange.selection.ask, (lease.unit,))
 
 
-def _goes_elsewhere(
+def _moves_away(
     exchange: Exchange, lease: Lease, failure: Failure, head: ReplyHead, failed_at: float
 ) -> bool:
     """Whether the request moves on, instead of showing the client the `failure` that its unit answered.
@@ -126,7 +126,7 @@ def commit(exchange: Exchange, first: bytes, at: float) -> None:
         arrived(exchange, lease)
     if gate.opinions.watching and not attempt.doubt:
         served(exchange, lease)
-    if exchange.continuation is not None:
+    if exchange.stream_resume is not None:
         gate.dispatcher.committed(lease, resumed=True)
         return
     if gate.guard is not None:
@@ -161,8 +161,8 @@ def finish(exchange: Exchange) -> None:
         outcome = outcome_of_doubt(attempt.doubt, attempt.is_clients, response.status)
     attempt.release(outcome)
     exchange.attempt = None
-    if exchange.continuation is not None:
-        exchange.continuation.record_result(ContinuationResult.CONTINUED)
+    if exchange.stream_resume is not None:
+        exchange.stream_resume.record_result(ResumeResult.RESUMED)
     if outcome is _OK and exchange.route.kind is GENERATE:
         usage, ask = response.usage(), attempt.lease.ask
         # As `is_possible`, without a call.

@@ -43,9 +43,9 @@ class Attempt:
     __slots__ = (
         "_conn",
         "_dispatcher",
+        "_event_filter",
         "_has_head",
         "_owner",
-        "_passage",
         "_plain",
         "_pool",
         "_request",
@@ -72,7 +72,7 @@ class Attempt:
         self._conn: UnitConnection | None = None
         self._has_head = False
         # Made when a part of a stream has to be held: most reads are whole events.
-        self._passage: EventFilter | None = None
+        self._event_filter: EventFilter | None = None
         self._plain = b""
         self._pool: Pool | None = None
         self.events_before = response.events
@@ -91,17 +91,17 @@ class Attempt:
     @property
     def idle_at(self) -> float:
         """Since when its stream has shown events without work; 0: it has not."""
-        return 0.0 if self._passage is None else self._passage.idle_at
+        return 0.0 if self._event_filter is None else self._event_filter.idle_at
 
     @property
     def idle_events(self) -> int:
         """How many events its stream has shown, of which none shows work."""
-        return 0 if self._passage is None else self._passage.idle_events
+        return 0 if self._event_filter is None else self._event_filter.idle_events
 
     def wait_again(self, now: float) -> None:
         """From now on its events without work are looked at again."""
-        if self._passage is not None:
-            self._passage.idle_at = now
+        if self._event_filter is not None:
+            self._event_filter.idle_at = now
 
     # -- towards the unit ----------------------------------------------------------------------------------
 
@@ -141,7 +141,7 @@ class Attempt:
     def pause(self, *, paused: bool) -> None:
         """Mirror the client's backpressure."""
         lease = self.lease
-        lease.hold_back(held=paused)
+        lease.make_wait(held=paused)
         if not paused:
             lease.unit_state.work_at = self._response.last_at
         if self._conn is None:
@@ -151,13 +151,13 @@ class Attempt:
         else:
             self._conn.resume()
 
-    def go_on(self, replay: ReplayBuffer, stitch: EventRewriter) -> None:
-        """The unit resumes a stream of which `replay` was shown; `stitch` joins both parts."""
+    def resume_with(self, replay: ReplayBuffer, joiner: EventRewriter) -> None:
+        """The unit resumes a stream of which `replay` was shown; `joiner` joins both parts."""
         self._response.replay = replay
-        passage = self._passage = self._passage or EventFilter(
+        event_filter = self._event_filter = self._event_filter or EventFilter(
             is_idle=are_idle, may_hold=self._owner.may_hold
         )
-        passage.stitch = stitch
+        event_filter.joiner = joiner
 
     def is_mute(self) -> bool:
         """Whether it was sent on a kept connection that has brought no byte since."""
@@ -179,15 +179,15 @@ class Attempt:
         self._dispatcher.released(lease, outcome)
         response.promised = None
 
-    def let_go(self, outcome: Outcome) -> None:
+    def abort(self, outcome: Outcome) -> None:
         """End it: close its connection, then release its lease."""
         self.abandon()
         self.release(outcome)
 
-    def lose(self, failure: Failure, *, judged: bool) -> None:
+    def fail(self, failure: Failure, *, judged: bool) -> None:
         """It has failed: end it and report the failure. `judged`: such requests count as evidence."""
         self._record(failure)
-        self.let_go(failure.kind.row.outcome)
+        self.abort(failure.kind.row.outcome)
         self._answer_for(failure, judged=judged)
 
     def blame(self, failure: Failure, *, judged: bool) -> None:
@@ -241,7 +241,7 @@ class Attempt:
         shape = self.shape
         if not is_events:
             whole = self._whole(body, conn)
-        elif self._passage is None and body.startswith(b"data:") and are_whole(body):
+        elif self._event_filter is None and body.startswith(b"data:") and are_whole(body):
             if shape is None or shape.shown.search(body) is not None:
                 self._commit(data, body, conn, is_whole=True)
                 return
@@ -284,12 +284,12 @@ class Attempt:
 
     def _first_events(self, body: bytes, conn: UnitConnection) -> bytes | None:
         """What to commit with of a stream of which this has come; None: nothing yet, or ever."""
-        if (passage := self._passage) is None:
+        if (event_filter := self._event_filter) is None:
             is_idle = None if self.shape is None else are_idle
-            passage = self._passage = EventFilter(
+            event_filter = self._event_filter = EventFilter(
                 has_ids=self.has_ids, is_idle=is_idle, may_hold=self._owner.may_hold
             )
-        begun = passage.begin(body, ended=conn.reply.ended)
+        begun = event_filter.begin(body, ended=conn.reply.ended)
         if isinstance(begun, Failure):
             if (
                 self.shape is not None
@@ -297,15 +297,15 @@ class Attempt:
                 and status_in(body) < 500
             ):
                 # It may be the client's mistake.
-                return passage.begun_with(ended=conn.reply.ended)
+                return event_filter.begun_with(ended=conn.reply.ended)
             if begun.kind is FailureKind.CLOSED_EARLY and conn.reply.marks_its_end():
                 self._ends_empty(begun.message, conn)
             else:
-                self._give_up(conn, begun)
+                self._abort(conn, begun)
             return None
         if begun is None and body:
-            passage.note_idle(self._response.now())
-        if begun is not None and passage.stitch is not None and conn.reply.ended and are_idle(begun):
+            event_filter.note_idle(self._response.now())
+        if begun is not None and event_filter.joiner is not None and conn.reply.ended and are_idle(begun):
             return None if self._owner.doubts(NO_TOKEN, begun) else begun
         return begun
 
@@ -316,7 +316,7 @@ class Attempt:
         if self.shape is not None and self._owner.doubts(NO_TOKEN, b""):
             self.over, self._conn = True, None
         else:
-            self._give_up(conn, Failure(FailureKind.GARBAGE, reason))
+            self._abort(conn, Failure(FailureKind.GARBAGE, reason))
 
     def _lacks_token(self, body: bytes, conn: UnitConnection) -> bool:
         """Whether all that was received shows nothing yet: it is held, and at its end it has failed."""
@@ -325,7 +325,7 @@ class Attempt:
             self.needs_token = False
             return False
         if conn.reply.ended:
-            self._give_up(conn, Failure(FailureKind.TRANSFER_FAILED, "its answer has no token"))
+            self._abort(conn, Failure(FailureKind.TRANSFER_FAILED, "its answer has no token"))
         else:
             self._plain = body
         return True
@@ -337,7 +337,7 @@ class Attempt:
             self._plain = body
             return None
         if ABORT in body and self._response.route in STREAMS and is_aborted(body):
-            self._give_up(conn, Failure(FailureKind.ABORTED, "its engine aborted the answer"))
+            self._abort(conn, Failure(FailureKind.ABORTED, "its engine aborted the answer"))
             return None
         return body
 
@@ -368,7 +368,7 @@ class Attempt:
         )
         if not self._response.promise(head, own_lines):
             reason = f"another unit answered {head.status} to the resumed stream"
-            self._give_up(conn, Failure(FailureKind.EVICTED, reason))
+            self._abort(conn, Failure(FailureKind.EVICTED, reason))
             return False
         # It is sent once, and is not kept as long as the stream lasts.
         conn.reply.head = None
@@ -384,13 +384,13 @@ class Attempt:
             lease.commit(at)
         response.commit(lease.unit_state, at, body, whole=conn.reply.ended)
         self._owner.committed(body, at)
-        passage = self._passage
-        if (is_whole and passage is None) or not response.is_events:
+        event_filter = self._event_filter
+        if (is_whole and event_filter is None) or not response.is_events:
             self._show(data, body, None, conn)
         elif (
             conn.reply.ended
             or not body.endswith(b"\n\n")
-            or (passage is not None and passage.stitch is not None)
+            or (event_filter is not None and event_filter.joiner is not None)
         ):
             if self.doubt:
                 # Nobody says anything better: it is shown as it is.
@@ -404,19 +404,19 @@ class Attempt:
 
     def _reframe(self, data: bytes, body: bytes, conn: UnitConnection) -> None:
         """Send the complete part of `body` in a chunk of our own, and end the response if the unit does."""
-        response, passage, failure = self._response, self._passage, None
-        if response.is_events and not (passage is None and are_whole(body)):
-            passage = self._passage = passage or EventFilter(
+        response, event_filter, failure = self._response, self._event_filter, None
+        if response.is_events and not (event_filter is None and are_whole(body)):
+            event_filter = self._event_filter = event_filter or EventFilter(
                 has_ids=self.has_ids, may_hold=self._owner.may_hold
             )
-            body, failure = passage.feed(body, ended=conn.reply.ended)
-            response.in_event = passage.in_event
+            body, failure = event_filter.feed(body, ended=conn.reply.ended)
+            response.in_event = event_filter.in_event
         self._show(data, body, failure, conn)
 
     def _show(self, data: bytes, body: bytes, failure: Failure | None, conn: UnitConnection) -> None:
         """Send `body`, the complete part of a read; then `failure`, or the end of the unit's reply."""
-        response, passage, reply = self._response, self._passage, conn.reply
-        ended = reply.ended or (passage is not None and passage.is_over)
+        response, event_filter, reply = self._response, self._event_filter, conn.reply
+        ended = reply.ended or (event_filter is not None and event_filter.is_over)
         # A part of the next chunk's size may follow a chunk: then the read does not end with a chunk.
         may_pass_raw = (
             not ended
@@ -424,14 +424,14 @@ class Attempt:
             and response.passes_raw
             and reply.clean
             and data.endswith(EVENT_ENDS)
-            and (passage is None or passage.is_empty)
+            and (event_filter is None or event_filter.is_empty)
         )
         log = response.tokens
         conn.raw = None if not may_pass_raw else response if log is None else TokensWithIds(response, log)
         if not response.show(body, ended and failure is None, reply.trailers):
             failure = Failure(FailureKind.TRUNCATED, "it ended its stream before the answer was complete")
         if failure is not None:
-            self._give_up(conn, failure)
+            self._abort(conn, failure)
         elif ended:
             if not reply.ended:
                 conn.drop()
@@ -439,7 +439,7 @@ class Attempt:
             self._conn = None
             guarded(self._owner, self._owner.done)
 
-    def _give_up(self, conn: UnitConnection, failure: Failure) -> None:
+    def _abort(self, conn: UnitConnection, failure: Failure) -> None:
         self.over = True
         self._conn = None
         conn.drop()

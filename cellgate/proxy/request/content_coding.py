@@ -52,7 +52,7 @@ class Decoding:
         """Its client has left."""
         self._is_over = True
 
-    def go_on(self) -> None:
+    def resume_parsing(self) -> None:
         """Decode for one turn."""
         if self._is_over:
             return
@@ -64,7 +64,7 @@ class Decoding:
                     self._end(failure)
                     return
                 if done >= LIMITS.decoded_bytes_per_turn:
-                    asyncio.get_running_loop().call_soon(guarded, self._exchange, self.go_on)
+                    asyncio.get_running_loop().call_soon(guarded, self._exchange, self.resume_parsing)
                     return
         except DamagedError as error:
             self._end(

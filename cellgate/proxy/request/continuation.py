@@ -14,7 +14,7 @@ import orjson
 
 from cellgate.proxy.config.limits import LIMITS
 from cellgate.proxy.http.errors import Failure, FailureKind
-from cellgate.proxy.observe.counters import ContinuationKind, ContinuationResult
+from cellgate.proxy.observe.counters import ResumeKind, ResumeResult
 from cellgate.proxy.request.body import has_more_nodes
 from cellgate.proxy.request.ports import Resumed
 from cellgate.proxy.resume.chat import MakeHead, Resuming
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from cellgate.router.unit_state import UnitState
 
 
-class Continuation:
+class StreamResume:
     """The continuation of one stream, from its first break on. It may end the response; it never touches
     leases.
     """
@@ -43,7 +43,7 @@ class Continuation:
         self._gate = gate
         self._request = request
         self._response = response
-        self._kind = STREAMS[response.route].kind if response.route in STREAMS else ContinuationKind.OTHER
+        self._kind = STREAMS[response.route].kind if response.route in STREAMS else ResumeKind.OTHER
         self._resumption: ResumeMethod | None = None
         self._broken = ""
         """The unit that broke it, until the result is known."""
@@ -56,9 +56,9 @@ class Continuation:
     def broke(self, unit: str, ask: Ask, failure: Failure) -> bool:
         """Whether another unit is to resume the stream that `unit` broke. If not, the response has ended."""
         response = self._response
-        if failure.kind is not FailureKind.NOT_CONTINUED:
+        if failure.kind is not FailureKind.NOT_RESUMED:
             # The previous break was resumed, until now.
-            self.record_result(ContinuationResult.CONTINUED)
+            self.record_result(ResumeResult.RESUMED)
             response.record_break(unit)
         if not ask.stream:
             response.break_off(failure)
@@ -73,7 +73,7 @@ class Continuation:
         way = self._resumption or find_way(self._gate, self._request, ask, response)
         reason = way if isinstance(way, str) else way.why_not()
         if isinstance(way, str) or reason:
-            self.give_up(failure, ContinuationResult.NOT_CONTINUABLE, reason)
+            self.end_unresumed(failure, ResumeResult.NOT_CONTINUABLE, reason)
         elif (events := way.last_events()) is not None:
             self.conclude(events)
         else:
@@ -93,7 +93,7 @@ class Continuation:
 
     # -- how it ends ---------------------------------------------------------------------------------------
 
-    def record_result(self, result: ContinuationResult, reason: str = "") -> None:
+    def record_result(self, result: ResumeResult, reason: str = "") -> None:
         """Record the result of the last break, if it is not known yet."""
         if self._broken:
             self._gate.reports.send(Resumed(self._broken, self._kind, result, reason))
@@ -102,10 +102,10 @@ class Continuation:
 
     def conclude(self, events: bytes) -> None:
         """End the response: only these last events were missing."""
-        self.record_result(ContinuationResult.COMPLETED)
+        self.record_result(ResumeResult.COMPLETED)
         self._response.conclude(events)
 
-    def give_up(self, failure: Failure, result: ContinuationResult, reason: str = "") -> None:
+    def end_unresumed(self, failure: Failure, result: ResumeResult, reason: str = "") -> None:
         """End the response with an error: the stream is not resumed."""
         self.record_result(result, reason)
         message = failure.message + (f"; it could not be continued: {reason}" if reason else "")
@@ -113,9 +113,9 @@ class Continuation:
 
     def no_unit(self, failure: Failure) -> None:
         """End the response with an error: no other unit could take it."""
-        self.record_result(ContinuationResult.NO_UNIT)
+        self.record_result(ResumeResult.NO_UNIT)
         is_final = failure.kind.row.is_final
-        self.give_up(failure, ContinuationResult.NO_UNIT, "" if is_final else "no other unit could take it")
+        self.end_unresumed(failure, ResumeResult.NO_UNIT, "" if is_final else "no other unit could take it")
 
 
 def find_way(gate: Services, request: Request, ask: Ask, response: Response) -> ResumeMethod | str:
@@ -132,7 +132,7 @@ def find_way(gate: Services, request: Request, ask: Ask, response: Response) -> 
     return way.why_not() or way
 
 
-def _kind_of(request: Request, response: Response) -> ContinuationKind:
+def _kind_of(request: Request, response: Response) -> ResumeKind:
     """The kind of a stream of chat or completions. A request that is too large is not parsed."""
     limits = LIMITS.json_bytes_on_loop, LIMITS.json_nodes_on_loop
     is_large = request.body_size > limits[0] or has_more_nodes(request.body, limits[1])

@@ -95,7 +95,7 @@ def may_choose(exchange: Exchange) -> bool:
     """Whether more than one unit may get the request."""
     selection, ask = exchange.selection, exchange.selection.ask
     free = ask.unit is None and ask.follows is None and ask.build is None and selection.units is None
-    return free and exchange.continuation is None
+    return free and exchange.stream_resume is None
 
 
 def able(exchange: Exchange) -> Iterator[UnitState]:
@@ -151,10 +151,10 @@ def possible_usage(exchange: Exchange, unit: str) -> Usage | None:
     and a bill estimates.
     """
     response = exchange.response
-    usage, told = response.usage_for(exchange.selection.ask), response.usage()
-    if type(usage) is not CappedUsage or told is None:
+    usage, reported = response.usage_for(exchange.selection.ask), response.usage()
+    if type(usage) is not CappedUsage or reported is None:
         return usage
-    words = f"{told.prompt_tokens:,} + {told.answer_tokens:,}"
+    words = f"{reported.prompt_tokens:,} + {reported.answer_tokens:,}"
     words += f" tokens; {usage.prompt_tokens:,} + {usage.answer_tokens:,} counted at most"
     exchange.gate.reports.send(ImpossibleUsage(unit, words))
     return None

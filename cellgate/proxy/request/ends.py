@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from cellgate.proxy.http.errors import Failure
-from cellgate.proxy.observe.counters import ContinuationResult
+from cellgate.proxy.observe.counters import ResumeResult
 from cellgate.proxy.request.doubts import drop
 from cellgate.proxy.request.exchange import ExchangeState
 from cellgate.router.nouns import Outcome
@@ -22,13 +22,13 @@ def leave(exchange: Exchange) -> None:
     drop(exchange)
     if exchange.stop_reading is not None:
         exchange.stop_reading()
-    result = ContinuationResult.CLIENT_LEFT
+    result = ResumeResult.CLIENT_LEFT
     if exchange.attempt is not None:
         if exchange.attempt.lease.committed:
-            result = ContinuationResult.CONTINUED
-        exchange.let_go(Outcome.CLIENT_LEFT)
-    if exchange.continuation is not None:
-        exchange.continuation.record_result(result)
+            result = ResumeResult.RESUMED
+        exchange.abort(Outcome.CLIENT_LEFT)
+    if exchange.stream_resume is not None:
+        exchange.stream_resume.record_result(result)
     exchange.state = ExchangeState.OVER
     exchange.response.left()
 
@@ -40,9 +40,9 @@ def stop(exchange: Exchange, failure: Failure) -> None:
     if exchange.stop_reading is not None:
         exchange.stop_reading()
     if exchange.attempt is not None:
-        exchange.let_go(failure.kind.row.outcome)
-    if exchange.continuation is not None:
-        exchange.continuation.record_result(ContinuationResult.CLIENT_LEFT)
+        exchange.abort(failure.kind.row.outcome)
+    if exchange.stream_resume is not None:
+        exchange.stream_resume.record_result(ResumeResult.CLIENT_LEFT)
     exchange.state = ExchangeState.OVER
     if exchange.response.begun:
         exchange.response.break_off(failure)
@@ -50,7 +50,7 @@ def stop(exchange: Exchange, failure: Failure) -> None:
         exchange.response.refuse(failure)
 
 
-def collapse(exchange: Exchange, _failure: object = None) -> None:
+def end_crashed(exchange: Exchange, _failure: object = None) -> None:
     """A callback has failed: end the exchange, whatever its state."""
     exchange.state = ExchangeState.OVER
     for step in _endings(exchange):
@@ -62,7 +62,7 @@ def collapse(exchange: Exchange, _failure: object = None) -> None:
 
 def _endings(exchange: Exchange) -> Iterator[Callable[[], object]]:
     """The steps that release everything and answer the client. Each of them may fail as well."""
-    attempt, continuation = exchange.attempt, exchange.continuation
+    attempt, stream_resume = exchange.attempt, exchange.stream_resume
     yield exchange.selection.cancel
     if exchange.stop_reading is not None:
         yield exchange.stop_reading
@@ -70,11 +70,11 @@ def _endings(exchange: Exchange) -> Iterator[Callable[[], object]]:
         yield attempt.abandon
     if exchange.leg is not None:
         yield exchange.leg.drop
-    if continuation is not None:
-        yield continuation.abandon
-        yield partial(continuation.record_result, ContinuationResult.NOT_CONTINUABLE, "the gate failed")
+    if stream_resume is not None:
+        yield stream_resume.abandon
+        yield partial(stream_resume.record_result, ResumeResult.NOT_CONTINUABLE, "the gate failed")
     if attempt is not None and not attempt.lease.closed:
         yield partial(exchange.release, Outcome.GATE_ERROR)
     if not exchange.response.over:
         yield exchange.response.crash
-    yield partial(exchange.client.give_up, exchange, exchange.request)
+    yield partial(exchange.client.abort, exchange, exchange.request)

@@ -15,7 +15,7 @@ from cellgate.proxy.config.settings import secret_of
 from cellgate.proxy.http.errors import Failure, FailureKind
 from cellgate.proxy.observe.defects import guarded
 from cellgate.proxy.request.attempt import Attempt
-from cellgate.proxy.request.continuation import Continuation
+from cellgate.proxy.request.continuation import StreamResume
 from cellgate.proxy.request.placement import may_place, not_trusted, read_placement
 from cellgate.proxy.request.ports import Forged, Observer, PickRequest, Retried, Waiter
 from cellgate.proxy.request.response import Response
@@ -377,7 +377,7 @@ ON_DOUBTED = ExchangeEvent.DOUBTED
 class Exchange:
     """Answers one request of one client. `state` is where it is in the `table`.
 
-    `attempt` is the one in flight, `continuation` exists after a break of its stream, `was_stale` says
+    `attempt` is the one in flight, `stream_resume` exists after a break of its stream, `was_stale` says
     whether a kept connection was stale (the lease, if its unit may have had the request); `stop_reading`
     stops the parsing of its body; `naming` has the names of its model, where the gate has names of its own,
     `admission` what its key may, where there are keys;
@@ -403,7 +403,6 @@ class Exchange:
         "admission",
         "attempt",
         "client",
-        "continuation",
         "doubtful",
         "gate",
         "held",
@@ -420,6 +419,7 @@ class Exchange:
         "selection",
         "state",
         "stop_reading",
+        "stream_resume",
         "table",
         "was_stale",
     )
@@ -443,7 +443,7 @@ class Exchange:
         self.admission: Admission | None = None
         self.attempt: Attempt | None = None
         self.doubtful: tuple[Doubt, ...] = ()
-        self.continuation: Continuation | None = None
+        self.stream_resume: StreamResume | None = None
         self.leg: PrefillLeg | None = None
         self.stop_reading: Callable[[], None] | None = None
         self.was_stale = self.is_slow = self.is_held = False
@@ -508,8 +508,8 @@ class Exchange:
         """
         self.table[self.state, ON_PREFILLED].action(self, turn)
 
-    def go_on(self, target: bytes, body: bytes, replay: ReplayBuffer, stitch: EventRewriter) -> None:
-        self.table[self.state, ON_PROVEN].action(self, target, body, replay, stitch)
+    def resume_with(self, target: bytes, body: bytes, replay: ReplayBuffer, joiner: EventRewriter) -> None:
+        self.table[self.state, ON_PROVEN].action(self, target, body, replay, joiner)
 
     def conclude(self, events: bytes) -> None:
         self.table[self.state, ON_CONCLUDED].action(self, events)
@@ -546,7 +546,7 @@ class Exchange:
         attempt = self.attempt
         return attempt is not None and self.gate.board.is_awaited(attempt.lease.unit_state)
 
-    def hold_back(self, held: bool) -> None:
+    def buffer_full(self, held: bool) -> None:
         """A guardrail holds as much of the answer as may be held, or less again. The same."""
         self.is_held = held
         self._mirror(paused=held or self.is_slow)
@@ -571,20 +571,20 @@ class Exchange:
         self.in_flight().release(outcome, at)
         self.attempt = None
 
-    def let_go(self, outcome: Outcome) -> None:
+    def abort(self, outcome: Outcome) -> None:
         """End it: close its connection, then release its lease."""
         self._drop_leg()
-        if self.continuation is not None:
-            self.continuation.abandon()
-        self.in_flight().let_go(outcome)
+        if self.stream_resume is not None:
+            self.stream_resume.abandon()
+        self.in_flight().abort(outcome)
         self.attempt = None
 
-    def lose(self, failure: Failure) -> None:
+    def fail(self, failure: Failure) -> None:
         """End it because of a fault of its unit."""
         self._drop_leg()
-        if self.continuation is not None:
-            self.continuation.abandon()
-        self.in_flight().lose(failure, judged=self.route.kind is not UNLISTED)
+        if self.stream_resume is not None:
+            self.stream_resume.abandon()
+        self.in_flight().fail(failure, judged=self.route.kind is not UNLISTED)
         self.attempt = None
 
     def _drop_leg(self) -> None:

@@ -8,10 +8,10 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from cellgate.proxy.config.settings import TICK_S
-from cellgate.proxy.http.errors import Failure, FailureKind, as_told
-from cellgate.proxy.observe.counters import ContinuationResult
+from cellgate.proxy.http.errors import Failure, FailureKind, for_client
+from cellgate.proxy.observe.counters import ResumeResult
 from cellgate.proxy.request.answer_shape import COMMENTS_ONLY, EVENTS_ONLY, are_idle
-from cellgate.proxy.request.continuation import Continuation, find_way
+from cellgate.proxy.request.continuation import StreamResume, find_way
 from cellgate.proxy.request.doubts import able, unsure
 from cellgate.proxy.request.exchange import ExchangeState
 from cellgate.proxy.request.routes import UNLISTED
@@ -41,7 +41,7 @@ _IN_THE_MIDDLE = (
     FailureKind.ABORTED,
     FailureKind.CUT,
     FailureKind.STREAM_ERROR,
-    FailureKind.NOT_CONTINUED,
+    FailureKind.NOT_RESUMED,
 )
 
 _STREAM_GONE = (FailureKind.REFUSED, FailureKind.UNREACHABLE, FailureKind.CONNECT_TIMEOUT)
@@ -68,16 +68,16 @@ def try_again(exchange: Exchange, failure: Failure) -> None:
         # Its process has ended, which had the request.
         failure = Failure(FailureKind.CLOSED_EARLY, failure.message)
     if failure.kind is FailureKind.ANSWER_TIMEOUT and _is_at_work(exchange, lease):
-        exchange.let_go(Outcome.GATE_ERROR)
+        exchange.abort(Outcome.GATE_ERROR)
         reason = f"{failure.message}; it was at work: ask for a stream, or raise timeouts.answer_s"
         refuse(exchange, Failure(FailureKind.ANSWER_TIMEOUT, reason))
         return
-    exchange.lose(failure)
-    selection, told = exchange.selection, as_told(failure, lease.unit, committed=False)
+    exchange.fail(failure)
+    selection, for_the_client = exchange.selection, for_client(failure, lease.unit, committed=False)
     step = selection.next_step(lease, failure, once=exchange.route.kind is UNLISTED)
-    selection.failed(lease.unit, told, step)
+    selection.failed(lease.unit, for_the_client, step)
     if not step.again:
-        refuse(exchange, told)
+        refuse(exchange, for_the_client)
     elif step.returns and failure.kind.row.retry is NOT_CONNECTED:
         # The gate needs a moment: the next tick tries again.
         exchange.state = ExchangeState.WAITING
@@ -98,7 +98,7 @@ def _connect_anew(exchange: Exchange, lease: Lease, failure: Failure) -> None:
         begin(exchange, lease, fresh=True)
         return
     # It may have restarted: it gets no requests until it has shown progress.
-    exchange.let_go(Outcome.EVICTED)
+    exchange.abort(Outcome.EVICTED)
     find_unit(exchange, moved=True)
 
 
@@ -118,7 +118,7 @@ def move(exchange: Exchange) -> None:
         FailureKind.EVICTED,
         f"unit {unit} went down or was paused before it answered, and no other unit could take the request",
     )
-    exchange.lose(failure)
+    exchange.fail(failure)
     if exchange.route.kind is UNLISTED:
         refuse(exchange, failure)
         return
@@ -131,8 +131,8 @@ def doubt_end(exchange: Exchange, what: str, _body: bytes) -> bool:
     lease = exchange.in_flight().lease
     if not _asks_one_more(exchange, lease):
         return False
-    failure = Failure(FailureKind.NOT_CONTINUED, f"unit {lease.unit} resumed the stream with {what}")
-    exchange.lose(failure)
+    failure = Failure(FailureKind.NOT_RESUMED, f"unit {lease.unit} resumed the stream with {what}")
+    exchange.fail(failure)
     exchange.selection.failed(lease.unit, failure)
     find_unit(exchange)
     return True
@@ -164,17 +164,17 @@ def break_stream(exchange: Exchange, failure: Failure) -> None:
     lease, selection = exchange.in_flight().lease, exchange.selection
     if failure.kind not in _IN_THE_MIDDLE:
         failure = Failure(FailureKind.TRUNCATED, failure.message)
-    exchange.lose(failure)
-    told = as_told(failure, lease.unit, committed=True)
+    exchange.fail(failure)
+    for_the_client = for_client(failure, lease.unit, committed=True)
     # If it is not resumed, the next call ends it.
     exchange.state = ExchangeState.OVER
-    if _continuation(exchange).broke(lease.unit, selection.ask, told):
+    if _stream_resume(exchange).broke(lease.unit, selection.ask, for_the_client):
         build = _build_needed(exchange, lease)
         # Only where nothing else is possible.
         splits = selection.ask.splits and lease.unit_state.meets
         selection.ask = selection.ask._replace(deadline_at=inf, build=build, splits=splits)
         selection.avoid = unsure(exchange)
-        selection.failed(lease.unit, told)
+        selection.failed(lease.unit, for_the_client)
         find_unit(exchange)
 
 
@@ -190,30 +190,30 @@ def _build_needed(exchange: Exchange, lease: Lease) -> str | None:
 
 def conclude(exchange: Exchange, events: bytes) -> None:
     """The text is complete, and the unit has provided what the last events need."""
-    exchange.let_go(Outcome.OK)
+    exchange.abort(Outcome.OK)
     exchange.state = ExchangeState.OVER
-    _continuation(exchange).conclude(events)
+    _stream_resume(exchange).conclude(events)
 
 
-def give_up(exchange: Exchange, reason: str) -> None:
+def not_resumed(exchange: Exchange, reason: str) -> None:
     """The unit does not resume the stream. What two of them say, the others would say as well."""
     lease, selection = exchange.in_flight().lease, exchange.selection
     failure, is_refused = selection.failure, not _asks_one_more(exchange, lease)
     assert failure is not None
-    exchange.let_go(Outcome.GATE_ERROR)
+    exchange.abort(Outcome.GATE_ERROR)
     if not is_refused:
         selection.history = selection.history.after(lease.unit)
         find_unit(exchange, moved=True)
         return
     exchange.state = ExchangeState.OVER
-    _continuation(exchange).give_up(failure, ContinuationResult.REFUSED, reason)
+    _stream_resume(exchange).end_unresumed(failure, ResumeResult.REFUSED, reason)
 
 
-def _continuation(exchange: Exchange) -> Continuation:
+def _stream_resume(exchange: Exchange) -> StreamResume:
     """The continuation of the stream, created at its first break."""
-    if exchange.continuation is None:
-        exchange.continuation = Continuation(exchange.gate, exchange.request, exchange.response)
-    return exchange.continuation
+    if exchange.stream_resume is None:
+        exchange.stream_resume = StreamResume(exchange.gate, exchange.request, exchange.response)
+    return exchange.stream_resume
 
 
 # Timeouts of a request, and what its client gets while it waits. Actions of the table.
@@ -291,7 +291,7 @@ def tick(exchange: Exchange, now: float) -> None:
     if failure is None:
         if exchange.state is not RELAYING and not response.paused:
             response.keep_warm(now, timeouts.head_hold_s)
-    elif exchange.state is PROVING and failure.kind is FailureKind.NOT_CONTINUED:
+    elif exchange.state is PROVING and failure.kind is FailureKind.NOT_RESUMED:
         exchange.refused(failure.message)
     else:
         exchange.failed(failure)
@@ -339,7 +339,7 @@ def _moves_on(exchange: Exchange, attempt: Attempt, now: float) -> bool:
     if not is_flood and since_s < _EQUALS_S and not _is_outdone(exchange, attempt.lease, now):
         return False
     attempt.wait_again(now)
-    if exchange.continuation is not None:
+    if exchange.stream_resume is not None:
         return doubt_end(exchange, EVENTS_ONLY if events else COMMENTS_ONLY, b"")
     return doubt(exchange, EVENTS_ONLY if events else COMMENTS_ONLY, None)
 
@@ -368,7 +368,7 @@ def _overdue(state: ExchangeState, lease: Lease, now: float, answer_s: float) ->
         reason = (
             f"unit {lease.unit} did not prove within {_STREAM_PROOF_S:.0f} s that it can resume the stream"
         )
-        return Failure(FailureKind.NOT_CONTINUED, reason)
+        return Failure(FailureKind.NOT_RESUMED, reason)
     return None
 
 
@@ -397,7 +397,7 @@ def _is_given_up(exchange: Exchange, lease: Lease, silent_s: float) -> bool:
         return True
     if state.case.verdict in USABLE or silent_s <= take_over_s(state, gate.board.rules, _SILENT_S):
         return False
-    return is_gone(state.case) or _may_go_on(exchange, lease)
+    return is_gone(state.case) or _may_resume(exchange, lease)
 
 
 def _idles(exchange: Exchange, attempt: Attempt, now: float) -> Failure | None:
@@ -414,7 +414,7 @@ def _idles(exchange: Exchange, attempt: Attempt, now: float) -> Failure | None:
     exchange.idle = since, now
     if now - since < max(_STREAM_IDLE_S, stall_limit_s(lease.unit_state, exchange.gate.board.rules)):
         return None
-    if not _may_go_on(exchange, lease):
+    if not _may_resume(exchange, lease):
         repeated(exchange)
         return None
     reason = (
@@ -434,10 +434,10 @@ def _is_lost(exchange: Exchange, lease: Lease, silent_s: float, now: float) -> b
     limit_s = max(_LOST_S, 4.0 * stall_limit_s(lease.unit_state, exchange.gate.board.rules))
     if silent_s < limit_s or now - lease.unit_state.progress_at > _LIVELY_S:
         return False
-    return _may_go_on(exchange, lease)
+    return _may_resume(exchange, lease)
 
 
-def _may_go_on(exchange: Exchange, lease: Lease) -> bool:
+def _may_resume(exchange: Exchange, lease: Lease) -> bool:
     """Whether another unit can resume the stream."""
     gate, response, selection = exchange.gate, exchange.response, exchange.selection
     if response.replay is None or not response.replay.ways:

@@ -115,7 +115,7 @@ class LargeBodies:
         if entered.displaced is not None:
             reached("large_bodies_waiting")
             entered.displaced.item.set_result(_TOO_MANY)
-        self._go_on()
+        self._read_on()
         try:
             return await turn
         except asyncio.CancelledError:
@@ -125,7 +125,7 @@ class LargeBodies:
                 self._free(payer, 0.0)
             raise
 
-    def _go_on(self) -> None:
+    def _read_on(self) -> None:
         """Give idle processes to those whose turn it is."""
         while len(self._busy) < LIMITS.large_body_processes:
             entry = self._queue.first(self._busy)
@@ -145,7 +145,7 @@ class LargeBodies:
                 self._debts.pop(next(iter(self._debts)))
             self._debts[payer] = self._debt(payer, loop.time()) + more_us, loop.time()
         self._idle.append(parser)
-        self._go_on()
+        self._read_on()
         if len(self._idle) + len(self._busy) > 1 and parser in self._idle:
             loop.call_later(IDLE_S, self._end_idle, parser, parser.bodies)
 
@@ -181,7 +181,7 @@ class Parser:
         self.process = process
         try:
             async with asyncio.timeout(STUCK_S):
-                told = await _ask(process, body, route)
+                result = await _ask(process, body, route)
         except (OSError, EOFError, TimeoutError) as error:
             self.cpu_s = LIMITS.large_body_cpu_s
             await self.close()
@@ -192,14 +192,14 @@ class Parser:
             return _without_process(
                 f"did not answer in {STUCK_S:.0f} s" if is_stuck else f"ended with {process.returncode}"
             )
-        self.cpu_s = told.cpu_s
-        if told.ends:
+        self.cpu_s = result.cpu_s
+        if result.ends:
             await self.close()
-        for name in told.reached:
+        for name in result.reached:
             reached(name)
-        if told.found is None:
-            raise RuntimeError(told.trouble)
-        return told.found
+        if result.found is None:
+            raise RuntimeError(result.trouble)
+        return result.found
 
     def end(self) -> None:
         """End the process, and do not wait for that."""
@@ -228,8 +228,8 @@ async def _ask(process: Process, body: bytes, route: str) -> ReadResult:
     process.stdin.write(body)
     await process.stdin.drain()
     length = int.from_bytes(await process.stdout.readexactly(LENGTH_BYTES), "big")
-    told: ReadResult = pickle.loads(await process.stdout.readexactly(length))
-    return told
+    result: ReadResult = pickle.loads(await process.stdout.readexactly(length))
+    return result
 
 
 def _without_process(how: str) -> Failure:
@@ -282,11 +282,11 @@ def main() -> None:
     while head := bodies.read(LENGTH_BYTES):
         length, route = int.from_bytes(head, "big"), bodies.read(ROUTE_BYTES).rstrip().decode()
         _bound(length)
-        told = read(bodies, length, route)
-        packed = pickle.dumps(told)
+        result = read(bodies, length, route)
+        packed = pickle.dumps(result)
         answers.write(len(packed).to_bytes(LENGTH_BYTES, "big") + packed)
         answers.flush()
-        if told.ends:
+        if result.ends:
             return
 
 

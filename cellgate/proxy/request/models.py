@@ -54,14 +54,14 @@ class ModelChoice:
 class Naming:
     """Of one request: the name that its client wrote, the one that is tried now, and those to try next."""
 
-    __slots__ = ("_choice", "_others", "_session", "asked", "name", "told")
+    __slots__ = ("_choice", "_others", "_session", "asked", "name", "reported")
 
     def __init__(self, choice: ModelChoice, asked: str, session: str) -> None:
         self._choice = choice
         self._session = session
         self._others = choice.others(asked, self.served(asked))
         self.asked = self.name = asked
-        self.told = b""
+        self.reported = b""
         """The header lines that the response has of it."""
 
     def served(self, name: str) -> str:
@@ -179,15 +179,15 @@ class ModelNames:
 
     def __init__(self, board: Board) -> None:
         self._board = board
-        self._told: list[object] = []
+        self._reported: list[object] = []
         self._names: list[str] = []
 
     def names(self) -> list[str]:
         """All of them. The list is the same object as before when nothing has changed."""
-        told: list[object] = [(state.models, state.cards) for state in self._board]
-        if told != self._told:
+        reported: list[object] = [(state.models, state.cards) for state in self._board]
+        if reported != self._reported:
             models = [state.models for state in self._board]
-            self._told, self._names = told, sorted(frozenset[str]().union(*models))
+            self._reported, self._names = reported, sorted(frozenset[str]().union(*models))
         return self._names
 
     def facts(self, name: str) -> dict[str, str | int]:
@@ -215,8 +215,8 @@ def models_meant(board: Board, name: str) -> frozenset[str]:
     if board.knows_model(name + LATEST):
         return frozenset({name + LATEST})
     listed = {state.models for state in board}
-    is_told = any(state.unit.models for state in board)
-    return frozenset() if is_told or len(listed) != 1 else next(iter(listed))
+    is_reported = any(state.unit.models for state in board)
+    return frozenset() if is_reported or len(listed) != 1 else next(iter(listed))
 
 
 # What the gate answers itself on the data port: models, and health.

@@ -23,7 +23,7 @@ SUBSET_FIELD = b"x-gateway-destination-endpoint-subset"
 """ADDRESS:PORT of the units among which the gate may choose."""
 REASON_FIELD = b"x-cellgate-reason"
 """In a 503 of a gate: why the unit is not available there, in one word."""
-_ELSEWHERE = frozenset({FailureKind.NO_UNIT, FailureKind.FULL, FailureKind.LATE, FailureKind.EVICTED})
+_FOR_ANOTHER_UNIT = frozenset({FailureKind.NO_UNIT, FailureKind.FULL, FailureKind.LATE, FailureKind.EVICTED})
 _FINAL_KIND = FailureKind.POISON_SUSPECTED
 _PLACEMENT_BUSY = frozenset(
     kind.value.encode() for kind in (FailureKind.BUSY, FailureKind.FULL, FailureKind.LATE)
@@ -73,7 +73,7 @@ def not_trusted(*, is_placed: bool) -> Failure:
 def not_here(failure: Failure, board: Board, unit: str | None) -> tuple[Failure, str]:
     """A refusal for a client that has chosen the unit and may choose another; and its reason in one word."""
     kind = failure.kind
-    if kind not in _ELSEWHERE and kind.row.fault is not Fault.UNIT:
+    if kind not in _FOR_ANOTHER_UNIT and kind.row.fault is not Fault.UNIT:
         return failure, ""
     reason = why_not(board, unit) if kind is FailureKind.NO_UNIT else kind.value
     return Failure(FailureKind.NOT_HERE, f"{reason}: {failure.message}"), reason

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from cellgate.proxy.http.errors import Failure, FailureKind
 from cellgate.proxy.observe.access_log import Finished
-from cellgate.proxy.observe.counters import ContinuationKind, ContinuationResult
+from cellgate.proxy.observe.counters import ResumeKind, ResumeResult
 from cellgate.router.cost_model import Usage
 from cellgate.router.nouns import Ask, Outcome, Refusal, SplitStep, Use
 from cellgate.router.opinions import Refusing
@@ -153,7 +153,7 @@ class Observer(Protocol):
     def broke(self, unit: str, at: float) -> None:
         """A unit broke its answer after the commit."""
 
-    def settled(self, result: ContinuationResult) -> None:
+    def settled(self, result: ResumeResult) -> None:
         """The result of the first break without a result is known."""
 
     def over(self, record: Finished, at: float) -> None:
@@ -195,8 +195,8 @@ class Resumed(NamedTuple):
     """The result of a stream that `unit` broke, and why it was not resumed."""
 
     unit: str
-    kind: ContinuationKind
-    result: ContinuationResult
+    kind: ResumeKind
+    result: ResumeResult
     reason: str = ""
 
 
@@ -211,7 +211,7 @@ class ImpossibleUsage(NamedTuple):
     """A unit has told more tokens for an answer than it can have: what it told, and what of it counts."""
 
     unit: str
-    told: str
+    reported: str
 
 
 class Forged(NamedTuple):

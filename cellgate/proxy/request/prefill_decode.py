@@ -120,7 +120,7 @@ class PrefillLeg:
         """What came of asking for a lease."""
         self._pending = None
         if isinstance(found, Failure):
-            self._lose(f"unit {self.split.prefiller} has no room, or is not in rotation")
+            self._drop(f"unit {self.split.prefiller} has no room, or is not in rotation")
             return
         self._lease = lease = found
         lease.on_evict = self._evicted
@@ -143,7 +143,7 @@ class PrefillLeg:
         waited_s = now - self._begun_at
         if self._pending is not None and self._is_in_vain(waited_s):
             self.drop()
-            self._lose(f"unit {self.split.prefiller} gave no lease within {waited_s:.1f} s")
+            self._drop(f"unit {self.split.prefiller} gave no lease within {waited_s:.1f} s")
         elif self._lease is not None and waited_s > self._gate.settings.timeouts.answer_s:
             reason = f"unit {self._lease.unit} did not compute a prompt within {waited_s:.0f} s"
             self.failed(Failure(FailureKind.ANSWER_TIMEOUT, reason))
@@ -165,7 +165,7 @@ class PrefillLeg:
         if self.handoff is not None and not self.settled:
             self.settled = True
             pair = self.split.prefiller, self.decoder.unit
-            self._gate.orphans.adopt(pair, self.split.tokens, self.handoff.releasing(), self._head)
+            self._gate.unclaimed.adopt(pair, self.split.tokens, self.handoff.releasing(), self._head)
 
     def settle(self) -> None:
         """The decoder has the blocks."""
@@ -199,7 +199,7 @@ class PrefillLeg:
                 self._fail(failure)
                 return
             self._release(outcome_of(status))
-            self._lose(f"unit {self.split.prefiller} answered {status} to a prompt")
+            self._drop(f"unit {self.split.prefiller} answered {status} to a prompt")
             return
         handoff = self._prompt.handoff(body)
         self._commit(lease)
@@ -217,7 +217,7 @@ class PrefillLeg:
         unit = self.split.prefiller
         if status in BUSY_STATUSES:
             self._release(Outcome.BUSY)
-            self._lose(f"unit {unit} answered {status} to a prompt")
+            self._drop(f"unit {unit} answered {status} to a prompt")
         elif status >= 500 or is_error(body):
             # The failure of either side, or of the way between them.
             said = f"answered {status}" if status >= 500 else f"reported {message_of(body)}"
@@ -247,7 +247,7 @@ class PrefillLeg:
         assert lease is not None
         self._release(failure.kind.row.outcome)
         self._gate.dispatcher.blame(lease, failure, 0, 0)
-        self._lose(failure.message)
+        self._drop(failure.message)
 
     def _evicted(self) -> None:
         guarded(self._owner, self._fail, Failure(FailureKind.EVICTED, "it went down, or was paused"))
@@ -259,7 +259,7 @@ class PrefillLeg:
             self._call.abandon()
         self._gate.dispatcher.released(lease, outcome)
 
-    def _lose(self, reason: str) -> None:
+    def _drop(self, reason: str) -> None:
         self._gate.reports.send(self._step(LEG_LOST, reason=reason))
         if self.split.together:
             self._owner.failed(Failure(FailureKind.PREFILL_LOST, reason))

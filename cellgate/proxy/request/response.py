@@ -31,7 +31,7 @@ from cellgate.proxy.http.reply import (
 )
 from cellgate.proxy.http.sse import WORKING, JsonSkim
 from cellgate.proxy.observe.access_log import LEFT_STATUS, Finished
-from cellgate.proxy.observe.counters import ContinuationResult
+from cellgate.proxy.observe.counters import ResumeResult
 from cellgate.proxy.request.body import BYTES_PER_TOKEN
 from cellgate.proxy.request.cors import ENGINES_LINES, OWN_LINES
 from cellgate.proxy.request.placement import gate_refusal, is_final
@@ -39,7 +39,7 @@ from cellgate.proxy.request.ports import Observer, ResponseHost
 from cellgate.proxy.resume.answer_reader import (
     AnswerReader,
     only_add,
-    told_in,
+    reported_in,
 )
 from cellgate.proxy.resume.replay import FOLD_BYTES, MakeTranscript, ReplayBuffer
 from cellgate.proxy.resume.transcript import IDS, NO_IDS, TokenLog
@@ -94,7 +94,6 @@ class Response:
         "attempts",
         "begun",
         "closes",
-        "continued",
         "events",
         "in_event",
         "is_events",
@@ -112,6 +111,7 @@ class Response:
         "reader",
         "replay",
         "request_id",
+        "resumed",
         "route",
         "sent",
         "shows_internals",
@@ -160,7 +160,7 @@ class Response:
         self.lines = b""
         self.shows_internals = client.shows_internals and (not request.forwarded_for or host.shows_all)
         self.rank: int | None = None
-        self.status = self.attempts = self.continued = self.sent = self.events = 0
+        self.status = self.attempts = self.resumed = self.sent = self.events = 0
         self.ttft_s: float | None = None
         self.last_at = request.received_at
         self.closes = not request.keep_alive or request.http10
@@ -347,17 +347,17 @@ class Response:
     def usage(self) -> Usage | None:
         """What its engine has told of its tokens, so far."""
         if self.reader is not None:
-            return usage_of(self.reader.told)
+            return usage_of(self.reader.reported)
         if self._skim is not None:
-            return usage_of(told_in(self._skim.document()))
+            return usage_of(reported_in(self._skim.document()))
         return read_usage(self._first) if self.whole and not self.is_events else None
 
     def usage_for(self, ask: Ask) -> Usage | None:
         """The same, as far as it can be for what was asked: see request/token_usage.py."""
-        told = self.usage()
-        if told is None or is_possible(told, ask):
-            return told
-        return believed(told, ask, self._request.body, self._engine, self.tokens_shown()[0])
+        reported = self.usage()
+        if reported is None or is_possible(reported, ask):
+            return reported
+        return believed(reported, ask, self._request.body, self._engine, self.tokens_shown()[0])
 
     def longest_answer(self, ask: Ask) -> int:
         """How long each answer may be that its engine gives; 0: any length."""
@@ -430,9 +430,9 @@ class Response:
         for observer in self.observers:
             observer.broke(unit, self.now())
 
-    def record_result(self, result: ContinuationResult) -> None:
+    def record_result(self, result: ResumeResult) -> None:
         """The result of a break is known."""
-        self.continued += result is ContinuationResult.CONTINUED
+        self.resumed += result is ResumeResult.RESUMED
         for observer in self.observers:
             observer.settled(result)
 
@@ -517,7 +517,7 @@ class Response:
             self.unit,
             outcome,
             self.attempts,
-            self.continued,
+            self.resumed,
             self.ttft_s,
             now - request.received_at,
             self.events,

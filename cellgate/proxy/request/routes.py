@@ -119,7 +119,7 @@ _EXACT: dict[bytes, Route] = {
 }
 
 # Browsers read a backslash in a URL as a slash (https://url.spec.whatwg.org/#path-state).
-_DEVIOUS = re.compile(rb"//|/\.\.?(?:[/;]|$)|\\")
+_AMBIGUOUS = re.compile(rb"//|/\.\.?(?:[/;]|$)|\\")
 
 _ENCODED_MOST = 4
 _HARMLESS_METHODS = (b"GET", b"HEAD", b"POST", b"OPTIONS")
@@ -145,7 +145,7 @@ _PATTERNS: tuple[tuple[re.Pattern[bytes], Route], ...] = (
     ),
 )
 
-_TWISTED = Route(AMBIGUOUS_PATH, "devious")
+_AMBIGUOUS_ROUTE = Route(AMBIGUOUS_PATH, "devious")
 _UNLISTED = Route(UNLISTED, "unlisted", model=IN_BODY)
 _UNLISTED_ROUTE = Route(UNLISTED, "unlisted", model=IN_BODY)
 """Nothing says that it is no administration."""
@@ -160,8 +160,8 @@ def find_route(path: bytes) -> Route:
         return route
     # Engines decode a path before they match it, and a proxy before them may have done so too.
     decoded = _decoded(path) if b"%" in path else path
-    if decoded is None or _DEVIOUS.search(decoded):
-        return _TWISTED
+    if decoded is None or _AMBIGUOUS.search(decoded):
+        return _AMBIGUOUS_ROUTE
     for pattern, row in _PATTERNS:
         if pattern.match(path):
             return row

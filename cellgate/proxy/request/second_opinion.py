@@ -94,7 +94,7 @@ def look_again(exchange: Exchange, held: HeldAnswer, now: float) -> None:
         exchange.doubtful = (first,)
         other = _second(exchange, first.unit, [state.unit.name for state in able(exchange)])
         if not isinstance(other, Refusal) or step is Advice.INSIST:
-            _go_elsewhere(exchange, other)
+            _move_away(exchange, other)
             return
     show_first(exchange, first)
 
@@ -105,7 +105,7 @@ def _asks(exchange: Exchange, what: str, body: bytes | None, step: Advice, other
     if isinstance(other, Refusal) and step is not Advice.INSIST:
         return False
     exchange.doubtful = (*exchange.doubtful, _keep(exchange, what, body))
-    _go_elsewhere(exchange, other)
+    _move_away(exchange, other)
     return True
 
 
@@ -135,7 +135,7 @@ def _keep(exchange: Exchange, what: str, body: bytes | None) -> Doubt:
     return kept
 
 
-def _go_elsewhere(exchange: Exchange, other: Lease | Refusal | None) -> None:
+def _move_away(exchange: Exchange, other: Lease | Refusal | None) -> None:
     """The request goes to the other unit, or waits for one."""
     if isinstance(other, Refusal):
         find_unit(exchange, moved=True)
@@ -179,7 +179,7 @@ def _end(exchange: Exchange, what: str) -> bool:
         return False
     path = exchange.request.path.decode("latin-1")
     unit = exchange.in_flight().lease.unit
-    exchange.let_go(Outcome.CLIENT_ERROR)
+    exchange.abort(Outcome.CLIENT_ERROR)
     refuse(exchange, Failure(FailureKind.NOT_SERVED, f"the engine of unit {unit} does not serve {path}"))
     return True
 

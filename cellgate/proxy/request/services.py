@@ -53,14 +53,14 @@ class Services(Protocol):
     """Which pages of other sites may use the gate; None: none."""
     models: ModelChoice | None
     """The names of models that are the gate's own; None: there are none."""
-    orphans: UnclaimedBlocks
+    unclaimed: UnclaimedBlocks
     beginnings: Beginnings
     """What is known of recent bodies."""
     start_scheduler: ReadScheduler
     """What one turn of the loop may cost in which requests begin."""
     opinions: Opinions
     """Whose fault answers are that are not good."""
-    door: KeyCheck | None
+    key_check: KeyCheck | None
     """Who asks clients for keys; None: nobody does."""
     rng: Random
     """The gate's source of randomness."""
@@ -143,7 +143,7 @@ class Admission(Observer, Protocol):
 class KeyCheck(Protocol):
     """Finds the keys of requests."""
 
-    def identify(self, visitor: KeyedRequest) -> Admission | Failure:
+    def identify(self, keyed_request: KeyedRequest) -> Admission | Failure:
         """What the key of a request allows, or why it does not count. The key is taken out of the request:
         its unit does not get it.
         """

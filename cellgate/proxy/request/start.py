@@ -86,7 +86,7 @@ def start(exchange: Exchange) -> None:
             exchange.state = OVER
             exchange.response.answer(200, b"", b"allow: %b\r\n" % b", ".join(route.methods))
             return
-    if gate.door is not None and route.name not in OPEN_ROUTES and not _enter(exchange, gate.door):
+    if gate.key_check is not None and route.name not in OPEN_ROUTES and not _enter(exchange, gate.key_check):
         return
     if (request.is_placed or request.is_explained) and route.kind is not OWN:
         refusal = exchange.selection.apply_placement(request)
@@ -108,7 +108,7 @@ def start(exchange: Exchange) -> None:
             exchange.response.answer(*answer)
             return
         if exchange.admission is not None and _lists_all(exchange):
-            _turn_away(exchange, _OF_ALL)
+            _refuse_new(exchange, _OF_ALL)
             return
     _read(exchange)
 
@@ -156,7 +156,7 @@ def _decode(exchange: Exchange) -> None:
         _read(exchange)
         return
     if (failure := unsupported(request.coding)) is not None:
-        _turn_away(exchange, failure)
+        _refuse_new(exchange, failure)
         return
 
     def then(failure: Failure | None) -> None:
@@ -164,11 +164,11 @@ def _decode(exchange: Exchange) -> None:
         if failure is None:
             _read(exchange)
         else:
-            _turn_away(exchange, failure)
+            _refuse_new(exchange, failure)
 
     decoding = Decoding(exchange, gate.memory, gate.settings.limits.body_bytes, then)
     exchange.stop_reading = decoding.stop
-    decoding.go_on()
+    decoding.resume_parsing()
 
 
 def _read_rest(exchange: Exchange, named: str) -> None:
@@ -205,9 +205,9 @@ def read_late(exchange: Exchange, read: Ask | Failure) -> None:
     ask(exchange, read)
 
 
-def _enter(exchange: Exchange, door: KeyCheck) -> bool:
+def _enter(exchange: Exchange, key_check: KeyCheck) -> bool:
     """Whether the request shows a key that counts. If not, the response has ended."""
-    found, response = door.identify(exchange), exchange.response
+    found, response = key_check.identify(exchange), exchange.response
     if isinstance(found, Failure):
         exchange.state = OVER
         response.refuse(found)
@@ -219,7 +219,7 @@ def _enter(exchange: Exchange, door: KeyCheck) -> bool:
 def ask(exchange: Exchange, read: Ask | Failure) -> None:
     """The request is parsed."""
     if isinstance(read, Failure):
-        _turn_away(exchange, read)
+        _refuse_new(exchange, read)
         return
     gate, request = exchange.gate, exchange.request
     asked = gate.routing_headers.apply(read, request.routing, request.received_at)
@@ -235,7 +235,7 @@ def ask(exchange: Exchange, read: Ask | Failure) -> None:
             exchange.response.answer(200, card, b"")
             return
     if isinstance(asked, Failure):
-        _turn_away(exchange, asked)
+        _refuse_new(exchange, asked)
         return
     exchange.selection.ask = asked
     exchange.response.model = asked.model or ""
@@ -250,7 +250,7 @@ def _screens(exchange: Exchange, guard: Guard, asked: Ask) -> bool:
     """Whether the request waits for a guardrail, or has ended, because a limit of its key is used up."""
     refusal = exchange.admission.refusal() if exchange.admission is not None else None
     if refusal is not None:
-        _turn_away(exchange, refusal)
+        _refuse_new(exchange, refusal)
         return True
     return guard.screen_request(exchange, asked)
 
@@ -258,7 +258,7 @@ def _screens(exchange: Exchange, guard: Guard, asked: Ask) -> bool:
 def screened(exchange: Exchange, asked: Ask | Failure) -> None:
     """A guardrail has seen the request, and may have changed it."""
     if isinstance(asked, Failure):
-        _turn_away(exchange, asked)
+        _refuse_new(exchange, asked)
         return
     exchange.selection.ask = asked
     # Only now: a request that was denied has used nothing.
@@ -267,7 +267,7 @@ def screened(exchange: Exchange, asked: Ask | Failure) -> None:
     find_unit(exchange)
 
 
-def _turn_away(exchange: Exchange, failure: Failure) -> None:
+def _refuse_new(exchange: Exchange, failure: Failure) -> None:
     """No unit is looked for."""
     exchange.state = OVER
     exchange.response.refuse(failure)
@@ -304,10 +304,10 @@ def refuse(exchange: Exchange, failure: Failure) -> None:
         if exchange.request.is_placed:
             failure, reason = not_here(failure, exchange.gate.board, exchange.selection.ask.unit)
         response.refuse(failure, reason=reason)
-    elif exchange.continuation is None:
+    elif exchange.stream_resume is None:
         response.break_off(failure)
     else:
-        exchange.continuation.no_unit(failure)
+        exchange.stream_resume.no_unit(failure)
 
 
 # Sends a request to a unit, or asks it to resume a stream that another one broke. Actions of the table.
@@ -339,7 +339,7 @@ def begin(exchange: Exchange, lease: Lease, *, fresh: bool) -> None:
     lease.on_evict = exchange.evicted
     # A kept connection may be stale and need a second try, which not every path allows.
     fresh = fresh or exchange.route.kind is UNLISTED
-    if exchange.continuation is None:
+    if exchange.stream_resume is None:
         body = request.body
         if lease.unit_state.moves_blocks:
             request.lines = (
@@ -366,7 +366,7 @@ def begin(exchange: Exchange, lease: Lease, *, fresh: bool) -> None:
     exchange.state = PROVING
     lines = exchange.gate.pool(lease.unit_state).lines
     head = partial(head_for_unit, request, exchange.client, exchange.response, lines)
-    exchange.continuation.begin(exchange, lease.unit_state, head, fresh=fresh)
+    exchange.stream_resume.begin(exchange, lease.unit_state, head, fresh=fresh)
 
 
 def _bare(body: bytes) -> bytes | None:
@@ -434,12 +434,12 @@ def _gives_ids(exchange: Exchange, lease: Lease) -> bool:
 
 
 def resume(
-    exchange: Exchange, target: bytes, body: bytes, replay: ReplayBuffer, stitch: EventRewriter
+    exchange: Exchange, target: bytes, body: bytes, replay: ReplayBuffer, joiner: EventRewriter
 ) -> None:
     """The unit has proven that it can resume the stream: send `body` to its path `target`."""
     attempt = exchange.in_flight()
     exchange.state = ExchangeState.RESUMED
-    attempt.go_on(replay, stitch)
+    attempt.resume_with(replay, joiner)
     if _begin_leg(exchange, attempt.lease, target, body):
         return
     send_request(exchange, attempt, target, body, fresh=False)
@@ -543,9 +543,9 @@ def _served_by(exchange: Exchange, naming: Naming, ask: Ask, model: str) -> Ask 
     response, request, before = exchange.response, exchange.request, ask.model or ""
     if model != before and not _write(request, exchange.route.model, before, model):
         return _NOT_FOUND
-    response.lines = response.lines.replace(naming.told, b"")
-    naming.told = naming.line(model) if model != naming.asked else b""
-    response.lines += naming.told
+    response.lines = response.lines.replace(naming.reported, b"")
+    naming.reported = naming.line(model) if model != naming.asked else b""
+    response.lines += naming.reported
     return ask._replace(model=model)
 
 
@@ -589,7 +589,7 @@ def prefilled(exchange: Exchange, turn: Handoff | Rendezvous | None) -> None:
         lease.split = exchange.leg = None
         begin(exchange, lease, fresh=False)
         return
-    is_resumed = exchange.continuation is not None
+    is_resumed = exchange.stream_resume is not None
     exchange.state = ExchangeState.RESUMED if is_resumed else ExchangeState.BUFFERING
     leg.sent_at = now
     # Of a stream that is resumed, only the end may be missing.

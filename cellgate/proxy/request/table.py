@@ -30,7 +30,7 @@ def _in_every_state() -> Table:
         table[state, _E.LEFT] = Transition(ends.leave, _ENDS)
         table[state, _E.STOPPED] = Transition(ends.stop, _ENDS)
         table[state, _E.TICKED] = Transition(failures.tick, _ANY_STATE)
-        table[state, _E.CRASHED] = Transition(ends.collapse, _ENDS)
+        table[state, _E.CRASHED] = Transition(ends.end_crashed, _ENDS)
     # A connection reports its close even after the response has ended, and a body may be parsed off the loop
     # after its client has left.
     for event in (_E.LEFT, _E.STOPPED, _E.TICKED, _E.ASKED, _E.SCREENED):
@@ -63,7 +63,7 @@ EXCHANGE_TABLE: Table = {
     (_S.PREFILLING, _E.TICKED): Transition(start.tick, _ANY_STATE),
     (_S.PROVING, _E.PROVEN): Transition(start.resume, _ANY_STATE),
     (_S.PROVING, _E.CONCLUDED): Transition(failures.conclude, _ENDS),
-    (_S.PROVING, _E.UNPROVEN): Transition(failures.give_up, _ENDS),
+    (_S.PROVING, _E.UNPROVEN): Transition(failures.not_resumed, _ENDS),
     (_S.PROVING, _E.FAILED): Transition(failures.try_again, _ANY_STATE),
     (_S.PROVING, _E.EVICTED): Transition(failures.move, _ANY_STATE),
     (_S.RESUMED, _E.REPLIED): Transition(judge_head, _ANY_STATE),

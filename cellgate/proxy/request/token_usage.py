@@ -17,8 +17,8 @@ from cellgate.proxy.request.answer_limits import ANSWER_TOKENS_MAX, RULES, limit
 from cellgate.proxy.request.body import is_large
 from cellgate.proxy.resume.answer_reader import (
     PARSED_BYTES,
-    told_in,
-    told_in_batch,
+    reported_in,
+    reported_in_batch,
 )
 from cellgate.router.cost_model import Usage
 from cellgate.router.nouns import Ask
@@ -40,7 +40,7 @@ _USAGE_COUNTED = pattern(
 """As most engines end it: read in half the steps."""
 
 
-def usage_of(told: dict[str, Any] | None) -> Usage | None:
+def usage_of(reported: dict[str, Any] | None) -> Usage | None:
     """The same as numbers; None: it says nothing of tokens.
 
     https://platform.openai.com/docs/api-reference/chat/object: prompt_tokens, completion_tokens, and
@@ -48,24 +48,24 @@ def usage_of(told: dict[str, Any] | None) -> Usage | None:
     have total_tokens alone. What `/v1/messages` has read from a cache, or written to one, is not in its
     input_tokens (https://platform.claude.com/docs/en/build-with-claude/prompt-caching).
     """
-    if told is None:
+    if reported is None:
         return None
-    prompt, answer = told.get("prompt_tokens"), told.get("completion_tokens")
-    details = told.get("prompt_tokens_details")
-    if type(prompt) is type(answer) is int and details is None and "cached_tokens" not in told:
+    prompt, answer = reported.get("prompt_tokens"), reported.get("completion_tokens")
+    details = reported.get("prompt_tokens_details")
+    if type(prompt) is type(answer) is int and details is None and "cached_tokens" not in reported:
         # The usual case.
         is_count = 0 <= prompt < _USAGE_TOKENS_MAX and 0 <= answer < _USAGE_TOKENS_MAX
         return _new(Usage, (prompt, answer, None)) if is_count else None
-    answer = _first(told, "completion_tokens", "output_tokens", "generated_tokens", "num_output_tokens")
-    prompt = _first(told, "prompt_tokens", "input_tokens", "input_length", "num_input_tokens")
-    if prompt is None and (total := _first(told, "total_tokens")) is not None:
+    answer = _first(reported, "completion_tokens", "output_tokens", "generated_tokens", "num_output_tokens")
+    prompt = _first(reported, "prompt_tokens", "input_tokens", "input_length", "num_input_tokens")
+    if prompt is None and (total := _first(reported, "total_tokens")) is not None:
         prompt = max(0, total - (answer or 0))
     if prompt is None:
         return None
-    if (read := _first(told, "cache_read_input_tokens")) is not None:
-        written = _first(told, "cache_creation_input_tokens") or 0
+    if (read := _first(reported, "cache_read_input_tokens")) is not None:
+        written = _first(reported, "cache_creation_input_tokens") or 0
         return Usage(prompt + read + written, answer or 0, read)
-    details = details or told.get("input_tokens_details") or told
+    details = details or reported.get("input_tokens_details") or reported
     return Usage(prompt, answer or 0, _first(details, "cached_tokens") if isinstance(details, dict) else None)
 
 
@@ -146,11 +146,11 @@ def read_usage(body: bytes) -> Usage | None:
     if len(body) > (LIMITS.json_bytes_on_loop if is_batch else PARSED_BYTES):
         skim = JsonSkim()
         skim.feed(body)
-        return usage_of(told_in(skim.document()))
+        return usage_of(reported_in(skim.document()))
     try:
         document = orjson.loads(body)
     except orjson.JSONDecodeError:
         return None
     if isinstance(document, list):
-        return usage_of(told_in_batch(document))
-    return usage_of(told_in(document)) if isinstance(document, dict) else None
+        return usage_of(reported_in_batch(document))
+    return usage_of(reported_in(document)) if isinstance(document, dict) else None

@@ -14,7 +14,7 @@ from cellgate.proxy.http.fetch import Call
 from cellgate.proxy.http.unit import Pool
 from cellgate.proxy.request.ports import Reports
 from cellgate.router.board import Board
-from cellgate.router.nouns import ORPHAN_S, ORPHANED, RELEASED, SplitStep
+from cellgate.router.nouns import ORPHANED, RELEASED, UNCLAIMED_S, SplitStep
 from cellgate.router.unit_state import UnitState
 
 AT_ONCE = 64
@@ -49,7 +49,7 @@ class UnclaimedBlocks:
         pool, unit = self._pool(state), state.unit.name
         release = Release(self, self._reports, step._replace(kind=RELEASED, decoder=unit))
         release.call = Call(release, pool, head(pool.lines, len(body)), body)
-        release.until = self._now() + ORPHAN_S
+        release.until = self._now() + UNCLAIMED_S
         self._releases.add(release)
         release.call.begin(fresh=True)
 
@@ -86,13 +86,13 @@ class UnclaimedBlocks:
 class Release:
     """One release. `call` and `until` are set before it begins."""
 
-    __slots__ = ("_orphans", "_reports", "_step", "call", "until")
+    __slots__ = ("_reports", "_step", "_unclaimed", "call", "until")
 
     call: Call
     until: float
 
-    def __init__(self, orphans: UnclaimedBlocks, reports: Reports, step: SplitStep) -> None:
-        self._orphans = orphans
+    def __init__(self, unclaimed: UnclaimedBlocks, reports: Reports, step: SplitStep) -> None:
+        self._unclaimed = unclaimed
         self._reports = reports
         self._step = step
 
@@ -100,8 +100,8 @@ class Release:
         """A decoder has answered: it has fetched the blocks."""
         if status < 400:
             self._reports.send(self._step)
-        self._orphans.over(self)
+        self._unclaimed.over(self)
 
     def failed(self, _failure: Failure) -> None:
         """It has not."""
-        self._orphans.over(self)
+        self._unclaimed.over(self)

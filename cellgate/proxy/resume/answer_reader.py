@@ -46,7 +46,7 @@ _DELTAS = tuple(
 )
 """How events of these APIs begin that only add to a text."""
 _UNFINISHED = re.compile(rb'"finish_reason":\s?null[^{]*\Z')
-_READER_TOLD = re.compile(rb'"usage"\s*:\s*\{')
+_USAGE_IN_EVENT = re.compile(rb'"usage"\s*:\s*\{')
 _READER_DATA = re.compile(rb"^data(?::|$)", re.MULTILINE)
 _TEXTS = ("content", "text", "thinking", "partial_json", "reasoning_content", "reasoning")
 """Names of fields with a piece of an answer."""
@@ -61,7 +61,7 @@ class AnswerReader:
     """One stream's. `is_typed`: its events have types; else one says that a choice is finished. `ends` are
     known of other streams of its unit, `begun` is what it began with if that only adds to a text.
 
-    `told` is the usage as its engine has told it.
+    `reported` is the usage as its engine has told it.
     """
 
     __slots__ = (
@@ -80,7 +80,7 @@ class AnswerReader:
         "_tail",
         "empty",
         "ends",
-        "told",
+        "reported",
     )
 
     def __init__(self, *, is_typed: bool, ends: EventEnds = NO_ENDS, begun: bytes = b"") -> None:
@@ -94,7 +94,7 @@ class AnswerReader:
         """The last byte of all, if it was CR: an LF that follows belongs to it."""
         self._done = self._finished = False
         self._has_choice = begun != b""
-        self.told: dict[str, Any] | None = None
+        self.reported: dict[str, Any] | None = None
         self._others = self._other_bytes = 0
         """Events that did more than add to a text."""
         self.empty = 0
@@ -134,7 +134,7 @@ class AnswerReader:
         if b"\r" in data or self._last:
             data = self._with_lf(data)
         if self._skim is not None:
-            data = self._go_on(self._skim, data)
+            data = self._carry_on(self._skim, data)
         *events, self._tail = (self._tail + data if self._tail else data).split(b"\n\n")
         usual = self.ends.events
         if not self._is_typed:
@@ -192,14 +192,16 @@ class AnswerReader:
         if choices and isinstance(choices, list):
             self._has_choice = True
             self._finished = self._finished or _finishes(document)
-        told = told_in(document)
-        if told is not None:
-            if _PART in told and self.told is not None:
-                parts = (each.get(_PART) for each in (self.told, told))
-                told = told | {_PART: sum(part for part in parts if type(part) is int)}
+        reported = reported_in(document)
+        if reported is not None:
+            if _PART in reported and self.reported is not None:
+                parts = (each.get(_PART) for each in (self.reported, reported))
+                reported = reported | {_PART: sum(part for part in parts if type(part) is int)}
             # `/v1/messages` tells of the prompt when it begins, and of the answer when it ends.
-            known = self.told if self._is_typed else None
-            self.told = known | {name: told[name] for name in told if told[name]} if known else told
+            known = self.reported if self._is_typed else None
+            self.reported = (
+                known | {name: reported[name] for name in reported if reported[name]} if known else reported
+            )
 
     def _only_adds(self, event: bytes) -> bool:
         """Whether an event of chat only adds to a text, as seen without parsing it: it has a choice that is
@@ -219,7 +221,7 @@ class AnswerReader:
     def _learn(self, event: bytes, document: dict[str, Any]) -> None:
         """How other events look that only add to a text, if this one does."""
         text = _text_of(document)
-        if not text or told_in(document) is not None or _finishes(document):
+        if not text or reported_in(document) is not None or _finishes(document):
             return
         if self._is_typed and not event.startswith(_DELTAS):
             return
@@ -255,7 +257,7 @@ class AnswerReader:
             self._skim.feed(begun.removeprefix(BOM)[found.end() :])
             self._before = begun[-1:]
 
-    def _go_on(self, skim: JsonSkim, data: bytes) -> bytes:
+    def _carry_on(self, skim: JsonSkim, data: bytes) -> bytes:
         """The rest of a large event; what follows it."""
         if self._before == b"\n" and data.startswith(b"\n"):
             end = 0
@@ -278,7 +280,7 @@ class AnswerReader:
 
 def only_add(events: bytes, ends: tuple[bytes, ...]) -> bool:
     """Whether these are whole events of a chat that only add to a text, as others with these ends do."""
-    if b"\r" in events or (b'"usage"' in events and _READER_TOLD.search(events) is not None):
+    if b"\r" in events or (b'"usage"' in events and _USAGE_IN_EVENT.search(events) is not None):
         return False
     *each, tail = events.split(b"\n\n")
     return not tail and not [one for one in each if not one.endswith(ends)]
@@ -324,34 +326,34 @@ def _adds(delta: Any) -> bool:
     return any(value for name, value in delta.items() if name not in _NEVER_SHOWN)
 
 
-def told_in(document: dict[str, Any]) -> dict[str, Any] | None:
+def reported_in(document: dict[str, Any]) -> dict[str, Any] | None:
     """The usage that an object tells: an answer, or an event of one.
 
     SGLang tells it in `meta_info`, TGI in `details`, and Triton beside the text:
     https://huggingface.github.io/text-generation-inference/,
     https://github.com/triton-inference-server/vllm_backend/blob/main/docs/additional_outputs.md
     """
-    told = document.get("usage")
-    if isinstance(told, dict):
-        return told
+    reported = document.get("usage")
+    if isinstance(reported, dict):
+        return reported
     for name in _HOLDERS:
         holder = document.get(name)
-        if isinstance(holder, dict) and isinstance(told := holder.get("usage"), dict):
-            return told
-    told = document.get("meta_info") or document.get("details")
-    if isinstance(told, dict):
-        return told
+        if isinstance(holder, dict) and isinstance(reported := holder.get("usage"), dict):
+            return reported
+    reported = document.get("meta_info") or document.get("details")
+    if isinstance(reported, dict):
+        return reported
     if _PART not in document:
         return None
     return {name: document.get(name) for name in ("num_input_tokens", _PART)}
 
 
-def told_in_batch(answers: list[Any]) -> dict[str, Any] | None:
+def reported_in_batch(answers: list[Any]) -> dict[str, Any] | None:
     """What all answers of a batch tell together."""
     sums: dict[str, Any] = {}
     for answer in answers:
-        told = told_in(answer) if isinstance(answer, dict) else None
-        for name, count in (told or {}).items():
+        reported = reported_in(answer) if isinstance(answer, dict) else None
+        for name, count in (reported or {}).items():
             if type(count) is int:
                 sums[name] = sums.get(name, 0) + count
     return sums or None

@@ -348,7 +348,7 @@ class Dialect(Reader, Protocol):
         """The events after the last block, of an answer that has told how it ends, or reached its limit."""
 
 
-class BlockStitch:
+class BlockJoiner:
     """Rewrites the events of one unit. `transcript` is what the client was sent, and grows with them.
 
     `given` are the tokens of the prompt, and of the text that the unit got to continue; None: it starts from

@@ -19,7 +19,7 @@ from cellgate.proxy.http.fetch import Call
 from cellgate.proxy.http.request import Request
 from cellgate.proxy.http.sse import WORKING, extra_field, payload
 from cellgate.proxy.http.unit import Pool
-from cellgate.proxy.observe.counters import ContinuationKind
+from cellgate.proxy.observe.counters import ResumeKind
 from cellgate.proxy.resume.blocks import object_of
 from cellgate.proxy.resume.eligible import (
     AGAIN,
@@ -40,7 +40,6 @@ from cellgate.proxy.resume.proof import (
     Tokens,
     UnprovenError,
     check_count,
-    continued_by_ids,
     extended,
     ids_of,
     is_counted,
@@ -48,6 +47,7 @@ from cellgate.proxy.resume.proof import (
     prove_tokens,
     remaining,
     rendered,
+    resumed_by_ids,
 )
 from cellgate.proxy.resume.raw import RawChat
 from cellgate.proxy.resume.replay import EventRewriter, ReplayBuffer, plain
@@ -151,7 +151,7 @@ class StreamJoiner:
         document.update((key, value) for key, value in self.transcript.frame.items() if key in document)
         choices = document.get("choices")
         usage = self._take_usage(document)
-        if choices and not self._stitch_choice(choices[0]) and not usage:
+        if choices and not self._join_choice(choices[0]) and not usage:
             self._repeated += 1
             return b"" if self._repeated % _WORKING_EVENTS else WORKING
         self.transcript.take(document)
@@ -189,7 +189,7 @@ class StreamJoiner:
             return None
         return self._used
 
-    def _stitch_choice(self, choice: dict[str, Any]) -> bool:
+    def _join_choice(self, choice: dict[str, Any]) -> bool:
         """Whether the choice has anything for the client."""
         part, key = (choice["delta"], "content") if choice.get("delta") is not None else (choice, "text")
         if part is not choice and self.transcript.has_role:
@@ -395,11 +395,11 @@ class BrokenStream:
 
 
 class NextPart(NamedTuple):
-    """What the unit gets: a body for its path `target`; `stitch` joins its answer to what was shown."""
+    """What the unit gets: a body for its path `target`; `joiner` joins its answer to what was shown."""
 
     target: bytes
     body: bytes
-    stitch: StreamJoiner
+    joiner: StreamJoiner
 
 
 PlainWay = Generator[ProofRequest, dict[str, Any], NextPart | bytes]
@@ -439,11 +439,11 @@ def open_message(stream: BrokenStream) -> PlainWay:
         return _last_events(stream, counted)
     is_llama_cpp = stream.engine == LLAMA_CPP
     guard = RepeatGuard(given) if stream.chat and is_llama_cpp else None
-    stitch = StreamJoiner(body, transcript, counted, start, guard=guard)
+    joiner = StreamJoiner(body, transcript, counted, start, guard=guard)
     # llama.cpp does not count its tokens before the last event.
-    counting = {} if is_llama_cpp else stitch.ask_usage()
+    counting = {} if is_llama_cpp else joiner.ask_usage()
     longer = orjson.dumps(extended(body, given, chat=stream.chat) | left | counting)
-    return NextPart(stream.target, stream.asks_ids(longer), stitch)
+    return NextPart(stream.target, stream.asks_ids(longer), joiner)
 
 
 def _open_by_ids(stream: BrokenStream, tokens: TokenLog) -> PlainWay:
@@ -469,9 +469,9 @@ def _open_by_ids(stream: BrokenStream, tokens: TokenLog) -> PlainWay:
             yield from prove(body, kept.raw, chat=True, engine=stream.engine)
     else:
         longer = body | {"prompt": kept.prompt + kept.ids}
-    stitch = StreamJoiner(body, transcript, kept.counts, len(kept.raw), ids=kept.ids)
-    longer |= left | stitch.ask_usage()
-    return NextPart(stream.target, stream.asks_ids(orjson.dumps(longer)), stitch)
+    joiner = StreamJoiner(body, transcript, kept.counts, len(kept.raw), ids=kept.ids)
+    longer |= left | joiner.ask_usage()
+    return NextPart(stream.target, stream.asks_ids(orjson.dumps(longer)), joiner)
 
 
 def open_tokens(stream: BrokenStream) -> PlainWay:
@@ -487,9 +487,9 @@ def open_tokens(stream: BrokenStream) -> PlainWay:
         return _last_events(stream, proven.counts)
     tokens = proven.prompt + proven.ids
     longer = stream.body | given(tokens)
-    stitch = StreamJoiner(stream.body, stream.transcript, proven.counts, prompt=tokens)
-    counting = stitch.ask_usage()
-    return NextPart(stream.target, stream.asks_ids(orjson.dumps(longer | left | counting)), stitch)
+    joiner = StreamJoiner(stream.body, stream.transcript, proven.counts, prompt=tokens)
+    counting = joiner.ask_usage()
+    return NextPart(stream.target, stream.asks_ids(orjson.dumps(longer | left | counting)), joiner)
 
 
 def by_tokens(stream: BrokenStream) -> PlainWay:
@@ -502,28 +502,28 @@ def by_tokens(stream: BrokenStream) -> PlainWay:
     left = remaining(stream.body, proven.counts.shown, chat=True, engine=stream.engine)
     if left is None:
         return _last_events(stream, proven.counts)
-    body = continued_by_ids(stream.body, proven, left)
-    stitch = StreamJoiner(stream.body, stream.transcript, proven.counts, raw=chat)
-    return NextPart(_COMPLETIONS, orjson.dumps(body), stitch)
+    body = resumed_by_ids(stream.body, proven, left)
+    joiner = StreamJoiner(stream.body, stream.transcript, proven.counts, raw=chat)
+    return NextPart(_COMPLETIONS, orjson.dumps(body), joiner)
 
 
 def again(stream: BrokenStream) -> PlainWay:
     """The same request: the unit must repeat what was shown. This needs no proof beforehand."""
     yield from ()
-    stitch = StreamJoiner(stream.body, stream.transcript, Tokens(None, 0), 0, again=True, ids=[])
-    return NextPart(stream.target, stream.asks_ids(stream.sent), stitch)
+    joiner = StreamJoiner(stream.body, stream.transcript, Tokens(None, 0), 0, again=True, ids=[])
+    return NextPart(stream.target, stream.asks_ids(stream.sent), joiner)
 
 
 MakePlainWay = Callable[[BrokenStream], PlainWay]
 
-PLAIN_WAYS: dict[ContinuationKind, tuple[MakePlainWay, ...]] = {
-    ContinuationKind.TEXT: (open_message, open_tokens, again),
-    ContinuationKind.TOOLS: (open_message, open_tokens, again),
-    ContinuationKind.TOOL_CALL: (by_tokens, again),
-    ContinuationKind.REASONING: (open_tokens, again, by_tokens),
-    ContinuationKind.LOGPROBS: (open_tokens, again),
-    ContinuationKind.PENALTIES: (open_tokens, again),
-    ContinuationKind.CONSTRAINED: (again,),
+PLAIN_WAYS: dict[ResumeKind, tuple[MakePlainWay, ...]] = {
+    ResumeKind.TEXT: (open_message, open_tokens, again),
+    ResumeKind.TOOLS: (open_message, open_tokens, again),
+    ResumeKind.TOOL_CALL: (by_tokens, again),
+    ResumeKind.REASONING: (open_tokens, again, by_tokens),
+    ResumeKind.LOGPROBS: (open_tokens, again),
+    ResumeKind.PENALTIES: (open_tokens, again),
+    ResumeKind.CONSTRAINED: (again,),
 }
 _NEEDS: dict[MakePlainWay, int] = {open_message: OPEN, open_tokens: TOKENS, by_tokens: TOKENS, again: AGAIN}
 
@@ -637,7 +637,7 @@ class Questions(Generic[Result]):
 class Resuming(Protocol):
     """The exchange. One of these is called once after `Resumption.begin`, unless that is abandoned."""
 
-    def go_on(self, target: bytes, body: bytes, replay: ReplayBuffer, stitch: EventRewriter) -> None:
+    def resume_with(self, target: bytes, body: bytes, replay: ReplayBuffer, joiner: EventRewriter) -> None:
         """It is proven: send the unit's path `target` this, and stitch its answer to what was sent before."""
 
     def conclude(self, events: bytes) -> None:
@@ -731,4 +731,4 @@ class Resumption:
         if isinstance(found, bytes):
             self._owner.conclude(found)
         else:
-            self._owner.go_on(found.target, found.body, self._replay, found.stitch)
+            self._owner.resume_with(found.target, found.body, self._replay, found.joiner)

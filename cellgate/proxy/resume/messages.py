@@ -3,7 +3,7 @@
 https://docs.anthropic.com/en/docs/build-with-claude/streaming, and vLLM 0.32
 (entrypoints/anthropic/serving.py).
 
-In this order: `Messages`, `InexactError`, `Continued`.
+In this order: `Messages`, `InexactError`, `ResumedAnswer`.
 """
 
 from __future__ import annotations
@@ -288,14 +288,14 @@ def _list(value: object) -> list[Chat]:
 # requests that have one known conversion come so far.
 
 
-class Continued(NamedTuple):
+class ResumedAnswer(NamedTuple):
     """What is proven: these `ids` are the old prompt and then the text shown, of so many `tokens`."""
 
     ids: list[int]
     tokens: Tokens
 
 
-PromptProof = Generator[ProofRequest, dict[str, Any], Continued]
+PromptProof = Generator[ProofRequest, dict[str, Any], ResumedAnswer]
 
 
 def given(ids: list[int]) -> dict[str, Any]:
@@ -312,7 +312,7 @@ def prove_prompt(
         raise UnprovenError("its text contains a replacement character (U+FFFD)")
     rendered = (yield ProofRequest(f"{path}/render", body, is_optional=True)).get("token_ids")
     before = rendered if isinstance(rendered, list) else (yield from _converted(body, chat_of))
-    counted = told = dialect.prompt_tokens(shown.frame)
+    counted = reported = dialect.prompt_tokens(shown.frame)
     if counted is None and rendered is None:
         counted = yield from _counted(dialect, body)
     if counted not in (None, len(before)):
@@ -323,10 +323,10 @@ def prove_prompt(
     check_count(len(added), shown.pieces)
     ids = before + added
     yield from check_same(model, before, ids, max(0, len(before) - CONTEXT_TOKENS), text)
-    if told is None and (yield from _counted(dialect, body | given(ids))) != len(ids):
+    if reported is None and (yield from _counted(dialect, body | given(ids))) != len(ids):
         # Else the beginning of its answer tells.
         raise UnprovenError("its engine takes no tokens for a prompt")
-    return Continued(ids, Tokens(len(before), len(added)))
+    return ResumedAnswer(ids, Tokens(len(before), len(added)))
 
 
 def _converted(

@@ -290,7 +290,7 @@ def text_behind(
     return both[len(before) :]
 
 
-def continued_by_ids(body: dict[str, Any], proven: SameTokens, left: dict[str, int]) -> dict[str, Any]:
+def resumed_by_ids(body: dict[str, Any], proven: SameTokens, left: dict[str, int]) -> dict[str, Any]:
     """The request to /v1/completions that goes on behind these tokens."""
     copied = {name: value for name, value in body.items() if name in _COPIED}
     limits = [left[name] for name in ("max_tokens", "max_completion_tokens") if name in left]

@@ -37,7 +37,7 @@ _REPLAY_TOO_LARGE = f"an event larger than {LIMITS.event_bytes} bytes"
 class EventFilter:
     """Holds the beginning of a stream until its first event with data, and later the beginning of each event.
 
-    `in_event`: a large event was sent in part. `stitch` rewrites the events of a unit that resumes a stream;
+    `in_event`: a large event was sent in part. `joiner` rewrites the events of a unit that resumes a stream;
     these must be whole, and so must events with token ids (`has_ids`), which the client does not get.
     `is_idle` says of whole events that nothing in them was computed: such are held like a preamble;
     `idle_events` is how many have come, `idle_at` since when nothing else has come (0: nothing
@@ -60,7 +60,7 @@ class EventFilter:
         "idle_at",
         "idle_events",
         "in_event",
-        "stitch",
+        "joiner",
     )
 
     def __init__(
@@ -85,17 +85,17 @@ class EventFilter:
         self._idle_bytes = self.idle_events = self._grown_from = 0
         self.in_event = False
         self.idle_at = 0.0
-        self.stitch: EventRewriter | None = None
+        self.joiner: EventRewriter | None = None
 
     @property
     def is_empty(self) -> bool:
         """Whether nothing is held or rewritten, and the next byte begins an event."""
-        return not self._size and not self.in_event and self.stitch is None
+        return not self._size and not self.in_event and self.joiner is None
 
     @property
     def is_over(self) -> bool:
         """Whether the answer is complete, although the unit may not have ended its stream."""
-        return self.stitch is not None and self.stitch.is_over
+        return self.joiner is not None and self.joiner.is_over
 
     def begin(self, body: bytes, *, ended: bool) -> bytes | Failure | None:
         """All that was received, once it has data; None: not yet; or the failure. `ended`: nothing
@@ -181,7 +181,7 @@ class EventFilter:
         events = self._take(body)
         if ended:
             events += self._flush()
-        elif self._size > TAIL_BYTES and self.stitch is None and not self._has_ids:
+        elif self._size > TAIL_BYTES and self.joiner is None and not self._has_ids:
             before = self._before
             events += self._flush()
             self._before, self.in_event = before, True
@@ -191,12 +191,12 @@ class EventFilter:
             failure = _reported(events, FailureKind.STREAM_ERROR, "reported")
         elif self._size > self._room and not self._has_room():
             reached("event_bytes")
-            failure = Failure(FailureKind.NOT_CONTINUED, f"it sent {_REPLAY_TOO_LARGE}")
-        if good and self.stitch is not None:
+            failure = Failure(FailureKind.NOT_RESUMED, f"it sent {_REPLAY_TOO_LARGE}")
+        if good and self.joiner is not None:
             try:
-                good = self.stitch.feed(good)
+                good = self.joiner.feed(good)
             except MismatchError as error:
-                return error.shown, Failure(FailureKind.NOT_CONTINUED, f"it sent {error}")
+                return error.shown, Failure(FailureKind.NOT_RESUMED, f"it sent {error}")
         return good, failure
 
     def _feed_rest(self, body: bytes, *, ended: bool) -> tuple[bytes, Failure | None]:

@@ -214,7 +214,7 @@ class MismatchError(Exception):
     shown = b""
 
 
-def stitched(events: bytes, stitch: Callable[[bytes], bytes], is_over: Callable[[], bool]) -> bytes:
+def stitched(events: bytes, joiner: Callable[[bytes], bytes], is_over: Callable[[], bool]) -> bytes:
     """What the client gets of complete events: each is stitched, until the answer is over. Raises
     MismatchError with what it gets of those before.
     """
@@ -223,7 +223,7 @@ def stitched(events: bytes, stitch: Callable[[bytes], bytes], is_over: Callable[
     # The last event of a stream may lack its empty line.
     for event in [*whole, tail] if tail else whole:
         try:
-            out.append(stitch(event))
+            out.append(joiner(event))
         except MismatchError as error:
             error.shown = b"".join(out)
             raise

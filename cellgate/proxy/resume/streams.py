@@ -15,12 +15,12 @@ import orjson
 from cellgate.proxy.http.errors import Failure
 from cellgate.proxy.http.request import Request
 from cellgate.proxy.http.unit import Pool
-from cellgate.proxy.observe.counters import ContinuationKind
+from cellgate.proxy.observe.counters import ResumeKind
 from cellgate.proxy.resume import messages, responses
-from cellgate.proxy.resume.blocks import BlockStitch, BlockTranscript, Dialect, last_of
+from cellgate.proxy.resume.blocks import BlockJoiner, BlockTranscript, Dialect, last_of
 from cellgate.proxy.resume.chat import MakeHead, Questions, Resuming, Resumption
 from cellgate.proxy.resume.eligible import AGAIN, OPEN, FieldRules, ways_of
-from cellgate.proxy.resume.messages import Chat, Continued, given, prove_prompt
+from cellgate.proxy.resume.messages import Chat, ResumedAnswer, given, prove_prompt
 from cellgate.proxy.resume.replay import MakeTranscript, ReplayBuffer
 from cellgate.proxy.resume.transcript import Transcript
 
@@ -80,7 +80,7 @@ class BlockResumption:
         self._request = request
         self._replay = replay
         self._body: dict[str, Any] = orjson.loads(request.body)
-        self._questions: Questions[Continued] | None = None
+        self._questions: Questions[ResumedAnswer] | None = None
 
     @property
     def is_proving(self) -> bool:
@@ -133,7 +133,7 @@ class BlockResumption:
         """The unit failed before it was proven."""
         self._owner.failed(failure)
 
-    def _proven(self, found: Continued) -> None:
+    def _proven(self, found: ResumedAnswer) -> None:
         shown, dialect, body = self._shown(), self._api.dialect, self._body
         left = {}
         if type(limit := body.get(dialect.limit)) is int:
@@ -142,14 +142,14 @@ class BlockResumption:
                 self._owner.conclude(last_of(dialect, shown, found.tokens))
                 return
         start = len(shown.text or "")
-        stitch = BlockStitch(dialect, shown, found.tokens, start)
+        joiner = BlockJoiner(dialect, shown, found.tokens, start)
         longer = orjson.dumps(body | dialect.unstored | given(found.ids) | left)
-        self._owner.go_on(self._request.target, longer, self._replay, stitch)
+        self._owner.resume_with(self._request.target, longer, self._replay, joiner)
 
     def _start_again(self) -> None:
         """The request is the same, and the unit must repeat what was shown."""
-        stitch = BlockStitch(self._api.dialect, self._shown(), None)
-        self._owner.go_on(self._request.target, self._request.body, self._replay, stitch)
+        joiner = BlockJoiner(self._api.dialect, self._shown(), None)
+        self._owner.resume_with(self._request.target, self._request.body, self._replay, joiner)
 
     def _shown(self) -> BlockTranscript:
         shown = self._replay.read()
@@ -163,7 +163,7 @@ class BlockResumption:
 class StreamApi(NamedTuple):
     """How streams are read, and resumed, and what they are counted as."""
 
-    kind: ContinuationKind
+    kind: ResumeKind
     shape: MakeTranscript
     way: Callable[[Request, ReplayBuffer], ResumeMethod]
 
@@ -175,14 +175,12 @@ _MESSAGES_SHAPE = partial(BlockTranscript, _STREAM_MESSAGES.dialect)
 _RESPONSES_SHAPE = partial(BlockTranscript, _RESPONSES.dialect)
 
 STREAMS = {
-    "chat": StreamApi(ContinuationKind.TEXT, Transcript, partial(Resumption, chat=True)),
-    "completions": StreamApi(ContinuationKind.TEXT, Transcript, partial(Resumption, chat=False)),
+    "chat": StreamApi(ResumeKind.TEXT, Transcript, partial(Resumption, chat=True)),
+    "completions": StreamApi(ResumeKind.TEXT, Transcript, partial(Resumption, chat=False)),
     "messages": StreamApi(
-        ContinuationKind.MESSAGES, _MESSAGES_SHAPE, partial(BlockResumption, api=_STREAM_MESSAGES)
+        ResumeKind.MESSAGES, _MESSAGES_SHAPE, partial(BlockResumption, api=_STREAM_MESSAGES)
     ),
-    "responses": StreamApi(
-        ContinuationKind.RESPONSES, _RESPONSES_SHAPE, partial(BlockResumption, api=_RESPONSES)
-    ),
+    "responses": StreamApi(ResumeKind.RESPONSES, _RESPONSES_SHAPE, partial(BlockResumption, api=_RESPONSES)),
 }
 """Of these routes the answers are kept: all of each where another unit could resume it, else its end."""
 PLAIN_ROUTES = ("chat", "completions")

@@ -21,7 +21,7 @@ from xxhash import xxh3_64_hexdigest
 
 from cellgate.proxy.config.limits import LIMITS, reached
 from cellgate.proxy.http.sse import extra_field, payload, split
-from cellgate.proxy.observe.counters import ContinuationKind
+from cellgate.proxy.observe.counters import ResumeKind
 from cellgate.proxy.resume.eligible import AGAIN, OPEN, PENALTIES, SAMPLED, TOKENS, is_harmless
 from cellgate.proxy.resume.shown import GrowingText, SentText, unsupported_in
 
@@ -336,15 +336,15 @@ class Transcript:
 _LOGPROBS = ("logprobs", "top_logprobs")
 
 
-def kind_of(body: dict[str, Any], shown: SentText) -> ContinuationKind:
+def kind_of(body: dict[str, Any], shown: SentText) -> ResumeKind:
     """The kind of an answer to `body` of which this was shown."""
     if shown.calls:
-        return ContinuationKind.TOOL_CALL
+        return ResumeKind.TOOL_CALL
     if shown.reasoning:
-        return ContinuationKind.REASONING
+        return ResumeKind.REASONING
     more = {name for name in body if not is_harmless(name, body)}
     if shown.logprobs or more.intersection(_LOGPROBS):
-        return ContinuationKind.LOGPROBS
+        return ResumeKind.LOGPROBS
     if more:
-        return ContinuationKind.PENALTIES if more <= PENALTIES else ContinuationKind.CONSTRAINED
-    return ContinuationKind.TOOLS if body.get("tools") else ContinuationKind.TEXT
+        return ResumeKind.PENALTIES if more <= PENALTIES else ResumeKind.CONSTRAINED
+    return ResumeKind.TOOLS if body.get("tools") else ResumeKind.TEXT

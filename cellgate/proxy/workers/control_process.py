@@ -93,7 +93,7 @@ class ControlProcess:
         self._pushing = False
         self._is_open = self._has_learnt = self._is_leaving = False
         self._deserted = asyncio.Event()
-        self._greeted = 0
+        self._hello_received = 0
         self._log_dropped = 0
         """Lines that workers' access logs have lost."""
         plane.front = self
@@ -205,8 +205,8 @@ class ControlProcess:
 
     def hello_received(self) -> None:
         """A worker has reported its open leases."""
-        self._greeted += 1
-        if self._greeted >= self._workers:
+        self._hello_received += 1
+        if self._hello_received >= self._workers:
             self._know_all()
 
     def _know_all(self) -> None:
@@ -242,10 +242,10 @@ class ControlProcess:
 
     def connections(self) -> Mapping[str, int]:
         """How many connections are open by side, at all workers, and those of probes here."""
-        told = [session.status for session in self.sessions.values() if session.status is not None]
+        statuses = [session.status for session in self.sessions.values() if session.status is not None]
         return {
-            "client": sum(status.clients for status in told),
-            "unit": len(self.plane.reach) + sum(status.connections for status in told),
+            "client": sum(status.clients for status in statuses),
+            "unit": len(self.plane.reach) + sum(status.connections for status in statuses),
         }
 
     def is_full(self) -> bool:
@@ -255,8 +255,8 @@ class ControlProcess:
     def seen_until(self, now: float) -> float:
         """As of the oldest status of a worker that is not blocked."""
         sessions = self.sessions.values()
-        told = [each.status.at for each in sessions if each.status is not None and len(each)]
-        return max(min([now, *told]), now - BLIND_S)
+        statuses = [each.status.at for each in sessions if each.status is not None and len(each)]
+        return max(min([now, *statuses]), now - BLIND_S)
 
     # -- what workers are told -----------------------------------------------------------------------------
 
@@ -493,7 +493,7 @@ class WorkerSession:
             ToControl.STATUS: self._take_status,
             ToControl.SPENT: self._spent,
             ToControl.SETTLED: self._settled,
-            ToControl.REFUSED: self._refused_at_door,
+            ToControl.REFUSED: self._refused_by_keys,
         }
 
     def __len__(self) -> int:
@@ -676,7 +676,7 @@ class WorkerSession:
                 unit=unit,
                 outcome=Outcome.OK,
                 attempts=0,
-                continued=0,
+                resumed=0,
                 ttft_s=ttft_s,
                 duration_s=duration_s,
                 events=0,
@@ -697,21 +697,21 @@ class WorkerSession:
         if self._control.ledger is not None:
             self._control.ledger.spent(key, tenant, model, tokens)
 
-    def _refused_at_door(self, tenant: str, limit: str) -> None:
+    def _refused_by_keys(self, tenant: str, limit: str) -> None:
         if self._control.ledger is not None:
             self._control.ledger.refused(tenant, limit)
 
     def _settled(self, *plain: Any) -> None:
-        bill = UsageRecord._make(plain)
+        usage_record = UsageRecord._make(plain)
         # One that was cancelled before it was charged, or that the previous control process has charged, has
         # no share in what is charged here.
-        who = bill.key, bill.tenant, bill.at
+        who = usage_record.key, usage_record.tenant, usage_record.at
         left = self._charged.pop(who, 0) - 1
         if left > 0:
             self._charged[who] = left
         if (ledger := self._control.ledger) is not None:
             settle = ledger.settle if left >= 0 else ledger.settle_unknown
-            settle(bill)
+            settle(usage_record)
 
     def _take_status(self, *plain: Any) -> None:
         self.status = status = WorkerStatus._make(plain)
@@ -727,7 +727,7 @@ class WorkerSession:
 def _pause(lease: Lease, how: int) -> None:
     """Its worker says that it is paused, or held back for its client, or goes on."""
     if how == HELD_BACK or lease in lease.unit_state.held_back:
-        lease.hold_back(held=how == HELD_BACK)
+        lease.make_wait(held=how == HELD_BACK)
     lease.paused = how > 0
 
 

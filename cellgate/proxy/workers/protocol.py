@@ -125,9 +125,9 @@ def settings_out(settings: Settings) -> bytes:
     return pickle.dumps({name: getattr(settings, name) for name in OF_REQUESTS})
 
 
-def settings_in(running: Settings, told: bytes) -> Settings:
+def settings_in(running: Settings, reported: bytes) -> Settings:
     """The settings of a worker, with what was told."""
-    return replace(running, **pickle.loads(told))
+    return replace(running, **pickle.loads(reported))
 
 
 class Pulse(NamedTuple):
@@ -229,16 +229,16 @@ LAZY_S = 0.005
 
 
 class Link(asyncio.Protocol):
-    """Calls `heard` with each message, and `lost` once when the other end is gone."""
+    """Calls `received` with each message, and `lost` once when the other end is gone."""
 
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        heard: Callable[[Message], None],
+        received: Callable[[Message], None],
         lost: Callable[[], None],
     ) -> None:
         self._loop = loop
-        self._heard = heard
+        self._received = received
         self._lost = lost
         self._frames = Frames()
         self._transport: asyncio.Transport | None = None
@@ -303,7 +303,7 @@ class Link(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         try:
             for message in self._frames.feed(data):
-                self._heard(message)
+                self._received(message)
         except Exception as error:
             # After an invalid frame the rest cannot be decoded: treat the other end as lost.
             self._loop.call_exception_handler(

@@ -97,23 +97,23 @@ class RemoteRequest:
 
 
 class ControlClient:
-    """The client of one worker. `greet` gives the first message for a new control process, `heard` gets its
-    messages.
+    """The client of one worker. `greet` gives the first message for a new control process, `received` gets
+    its     messages.
     """
 
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
         greet: Callable[[], list[Message]],
-        heard: Callable[[Message], None],
+        received: Callable[[Message], None],
     ) -> None:
         self._loop = loop
         self.now = loop.time
         self._greet = greet
-        self._heard = heard
+        self._received = received
         self._link: Link | None = None
         self._unsaid: deque[Message] = deque(maxlen=UNSAID_MAX)
-        self._heard_at = loop.time()
+        self._received_at = loop.time()
         self._number = 0
         self._asks: dict[int, RemoteRequest] = {}
 
@@ -125,7 +125,7 @@ class ControlClient:
         """A control process has started; returns the link to be connected to it."""
         before = self._link
         link = Link(self._loop, self._hear, lambda: self._lost(link))
-        self._link, self._heard_at = link, self._loop.time()
+        self._link, self._received_at = link, self._loop.time()
         if before is not None:
             before.close()
         for message in self._greet():
@@ -138,7 +138,7 @@ class ControlClient:
 
     def has_control(self) -> bool:
         """Whether there is a control process."""
-        return self._link is not None and self._loop.time() - self._heard_at <= SILENT_S
+        return self._link is not None and self._loop.time() - self._received_at <= SILENT_S
 
     def close(self) -> None:
         """Send pending messages, and end."""
@@ -170,7 +170,7 @@ class ControlClient:
         if self._link is not None:
             self._link.send((ToControl.ACQUIRE, number, request_out(request)))
         if not self.has_control():
-            self._loop.call_later(WITHOUT_CONTROL_S, self._give_up, number)
+            self._loop.call_later(WITHOUT_CONTROL_S, self._abort, number)
         return question
 
     def leave(self, number: int) -> None:
@@ -187,20 +187,20 @@ class ControlClient:
         if self._link is not None and not self.has_control():
             for number, question in list(self._asks.items()):
                 if now - question.asked_at > WITHOUT_CONTROL_S:
-                    self._give_up(number)
+                    self._abort(number)
 
     def _hear(self, message: Message) -> None:
-        self._heard_at = self._loop.time()
-        self._heard(message)
+        self._received_at = self._loop.time()
+        self._received(message)
 
     def _lost(self, link: Link) -> None:
         if link is not self._link:
             return
         self._link = None
         for number in self._asks:
-            self._loop.call_later(WITHOUT_CONTROL_S, self._give_up, number)
+            self._loop.call_later(WITHOUT_CONTROL_S, self._abort, number)
 
-    def _give_up(self, number: int) -> None:
+    def _abort(self, number: int) -> None:
         if self.has_control() or (question := self.answered(number)) is None:
             return
         self.mention((ToControl.CANCEL, number))
@@ -222,7 +222,7 @@ _NO_JOB = Job(0, 0)
 class RemoteLease(Lease):
     """The worker's side of a lease that is open at the control process, under the same id."""
 
-    __slots__ = ("id", "told_paused")
+    __slots__ = ("id", "reported_paused")
 
     def __init__(
         self, number: int, state: UnitState, request: PickRequest, at: float, lines: bytes, rank: int
@@ -231,7 +231,7 @@ class RemoteLease(Lease):
         self.id = number
         # The cost model is kept in the control process.
         self.job = _NO_JOB
-        self.told_paused = 0
+        self.reported_paused = 0
         self.lines = lines
         self.rank = rank
 
@@ -289,8 +289,10 @@ class RemoteDispatcher:
 
     def completed(self, lease: Lease, events: int, usage: Usage | None) -> None:
         """A generation ended without a failure."""
-        told = None if usage is None else tuple(usage)
-        self._control.mention((ToControl.COMPLETED, _id(lease), events, told, self._now(), lease.was_paused))
+        reported = None if usage is None else tuple(usage)
+        self._control.mention(
+            (ToControl.COMPLETED, _id(lease), events, reported, self._now(), lease.was_paused)
+        )
 
     def released(self, lease: Lease, outcome: Outcome) -> None:
         """Close a lease, here and there."""
@@ -315,10 +317,10 @@ class RemoteDispatcher:
 
     def pauses(self) -> list[tuple[int, int]]:
         """Leases that were paused, or go on, since the last call: how."""
-        changed = [lease for lease in self._leases.values() if _pause_of(lease) != lease.told_paused]
+        changed = [lease for lease in self._leases.values() if _pause_of(lease) != lease.reported_paused]
         for lease in changed:
-            lease.told_paused = _pause_of(lease)
-        return [(lease.id, lease.told_paused) for lease in changed]
+            lease.reported_paused = _pause_of(lease)
+        return [(lease.id, lease.reported_paused) for lease in changed]
 
     def granted(
         self, number: int, unit: str, at: float, lines: bytes, rank: int, split: Message | None
@@ -393,16 +395,16 @@ class BoardUpdates:
 
     def __init__(self, board: Board) -> None:
         self._board = board
-        self._told: dict[str, tuple[UnitState, ReplicaUnit]] = {}
+        self._reported: dict[str, tuple[UnitState, ReplicaUnit]] = {}
         self._lives: dict[str, float] = {}
 
     def units(self, now: float) -> list[ReplicaUnit]:
         """The units that have changed, apart from the time of their last progress."""
-        told, self._told, changed = self._told, {}, []
+        reported, self._reported, changed = self._reported, {}, []
         for name, state in self._board.units.items():
             known = _known(self._board, state, now)
-            self._told[name] = state, known
-            if told.get(name) != (state, known):
+            self._reported[name] = state, known
+            if reported.get(name) != (state, known):
                 changed.append(known)
         return changed
 
@@ -531,9 +533,9 @@ class RemoteAccounts:
         """The answer of a request in flight has so many tokens more than it was charged with."""
         self._control.mention((ToControl.SPENT, key, tenant, model, tokens))
 
-    def settle(self, bill: UsageRecord) -> None:
+    def settle(self, usage_record: UsageRecord) -> None:
         """A request that was charged is over."""
-        self._control.mention((ToControl.SETTLED, *bill))
+        self._control.mention((ToControl.SETTLED, *usage_record))
 
     def refused(self, tenant: str, limit: str) -> None:
         """A request was refused at the door: of this limit nothing is left."""
@@ -570,7 +572,7 @@ class StatusReporter:
         """The unit is gone."""
         self._gaps.pop(state, None)
 
-    def heard(self, lives: list[tuple[str, float]]) -> None:
+    def received(self, lives: list[tuple[str, float]]) -> None:
         """The control process has got these."""
         self._lives.update(lives)
 

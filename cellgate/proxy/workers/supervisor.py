@@ -249,7 +249,7 @@ class Supervisor:
                 for number in self._woken.recv(64):
                     self._signalled(number)
             else:
-                self._heard(key.data)
+                self._received(key.data)
         for number in [number for number, at in self._due.items() if at <= time.monotonic()]:
             self._start(number)
         for number in list(self._unlinked):
@@ -277,7 +277,7 @@ class Supervisor:
                 # Killed once: by the time it has ended there may be a new one.
                 self._page.beat(child.number, now)
 
-    def _heard(self, child: Child) -> None:
+    def _received(self, child: Child) -> None:
         received = supervisor_channel.receive(child.line)
         if received is None:
             self._ended(child)

@@ -30,7 +30,7 @@ from typing import Any
 import orjson
 
 from cellgate.proxy.admission.keys import KeyFollower
-from cellgate.proxy.admission.usage import make_door
+from cellgate.proxy.admission.usage import make_key_check
 from cellgate.proxy.config.settings import Address, Settings, secret_of
 from cellgate.proxy.control.stall_watch import LAG_S
 from cellgate.proxy.gateway import Gateway
@@ -124,11 +124,11 @@ class Worker:
     def _ask_for_keys(self, settings: Settings) -> KeyFollower | None:
         if settings.keys is None:
             return None
-        self._door = door = make_door(settings, RemoteAccounts(self.control))
-        self.gateway.ask_for_keys(door)
-        self._ticker.looks.append(door.tick)
+        self._key_check = key_check = make_key_check(settings, RemoteAccounts(self.control))
+        self.gateway.ask_for_keys(key_check)
+        self._ticker.looks.append(key_check.tick)
         # The control process reports mistakes for all.
-        return KeyFollower(settings.keys.file, door.take, lambda _problems: None)
+        return KeyFollower(settings.keys.file, key_check.take, lambda _problems: None)
 
     def _what_follows(self) -> dict[int, Callable[..., None]]:
         """The handlers of messages of the control process."""
@@ -152,7 +152,7 @@ class Worker:
         if self._keys is not None:
             self._keys.read()
             self._keys.start()
-            self._door.start()
+            self._key_check.start()
         self._ticker.start()
 
     async def accept(self, listeners: Sequence[socket.socket] = ()) -> None:
@@ -180,7 +180,7 @@ class Worker:
         self._ticker.stop()
         if self._keys is not None:
             await self._keys.close()
-            await self._door.close()
+            await self._key_check.close()
         self._unit_pools.close()
         await self.gateway.close()
         self.control.mention((ToControl.STATUS, *self._status.take(self._now(), 0.0, is_last=True)))
@@ -221,16 +221,16 @@ class Worker:
         for state in self._replica.take_units(units):
             self._unit_pools.distrust(state)
 
-    def _take_settings(self, told: bytes) -> None:
-        self.gateway.take_settings(settings := settings_in(self.gateway.settings, told))
+    def _take_settings(self, values: bytes) -> None:
+        self.gateway.take_settings(settings := settings_in(self.gateway.settings, values))
         self._unit_pools.renew()
         if self._tls is not None:
             self._tls.take(settings.tls)
 
-    def _take_pulse(self, *told: Any) -> None:
-        pulse = Pulse(*told)
+    def _take_pulse(self, *values: Any) -> None:
+        pulse = Pulse(*values)
         self._replica.take_lives(pulse.lives)
-        self._status.heard(pulse.lives)
+        self._status.received(pulse.lives)
         self._load_lines.usual, self._load_lines.others = pulse.load_line, pulse.load_lines
         self._replica.board.panic_at = pulse.panic_at
 
@@ -410,7 +410,7 @@ class SharedEntrance(Entrance):
             if self._is_full:
                 page.fill(own)
                 if self.overflow.is_due(now, True) and page.are_others_full(own, now):
-                    self._turn_away()
+                    self._refuse_new()
                 self._look_away(listener, PAUSE_S)
                 return
             try:

@@ -19,7 +19,7 @@ from cellgate.proxy.admission.keys import take_credentials
 from cellgate.proxy.admission.limits import (
     ACCOUNTS_A_TICK,
     GIVEN_BACK_S,
-    DoorCounts,
+    KeyCounts,
     LimitLedger,
     Meter,
     Period,
@@ -66,7 +66,7 @@ class Desk:
     def __init__(self, keys: KeyRing) -> None:
         self.now = AT
         self.bills: list[tuple[UsageRecord, float]] = []
-        counts = DoorCounts(lambda: frozenset({"m"}))
+        counts = KeyCounts(lambda: frozenset({"m"}))
         self.ledger = LimitLedger(lambda: self.now, counts, lambda *bill: self.bills.append(bill))
         self.ledger.take(keys)
 
@@ -251,7 +251,7 @@ def test_short_prompts_with_a_long_template_say_nothing_of_long_ones() -> None:
 
 
 def test_models_that_no_configuration_names_share_a_label() -> None:
-    counts = DoorCounts(lambda: frozenset({"m"}))
+    counts = KeyCounts(lambda: frozenset({"m"}))
     usual = UsageRecord("r", "k", "t", "m", "m", "chat", 200, AT, 0, 0, 1, 2, False)
     for model in ("m", "adapter-1", "adapter-2"):
         counts.used(usual._replace(model=model))

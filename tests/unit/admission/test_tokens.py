@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 import pytest
 
-from cellgate.proxy.admission.keys import KeyDoor
+from cellgate.proxy.admission.keys import KeyChecker
 from cellgate.proxy.admission.token_estimator import ESTIMATES_KEPT, FORGET_S, NOVICE, TokenEstimators
 from cellgate.proxy.request.answer_limits import LIMIT_NAMES, RULES, limits_of
 from cellgate.proxy.request.body import read_ask
@@ -212,8 +212,8 @@ def test_each_rule_names_fields_that_are_known() -> None:
 
 
 def estimators_of(house: House) -> TokenEstimators:
-    door = house.gateway.door
-    assert isinstance(door, KeyDoor)
+    door = house.gateway.key_check
+    assert isinstance(door, KeyChecker)
     return door.estimators
 
 

@@ -23,7 +23,7 @@ from cellgate.proxy.cli.main import main
 from cellgate.proxy.config import yaml_file
 from cellgate.proxy.config.limits import LIMITS, REACHED, HardLimits, reached
 from cellgate.proxy.config.load_process import ConfigError
-from cellgate.proxy.config.schema import INGREDIENTS, SAID_ELSEWHERE, SCHEMA, FileKeys, json_schema
+from cellgate.proxy.config.schema import INGREDIENTS, SAID_THERE, SCHEMA, FileKeys, json_schema
 from cellgate.proxy.config.settings import KIB, MIB, Settings
 from cellgate.proxy.workers.remote import new_counts
 from tests.extras import needs
@@ -287,14 +287,14 @@ def test_every_key_is_documented_with_its_default(page: str, schema: dict[str, A
         f"{level}.{key}".removeprefix("."): field.default
         for level, mapping in schema.items()
         for key, field in mapping.model_fields.items()
-        if level not in SAID_ELSEWHERE
+        if level not in SAID_THERE
     }
     assert documented == {key: said(key, default) for key, default in keys.items() if key not in sections}
     assert set(re.findall(r"^## `(.+?)`$", text, re.MULTILINE)) == sections
 
 
 def test_what_is_said_elsewhere_is_the_same_there() -> None:
-    for place, other in SAID_ELSEWHERE.items():
+    for place, other in SAID_THERE.items():
         here, there = SCHEMA[place].model_fields, SCHEMA[other].model_fields
         assert {key: repr(field) for key, field in here.items()} == {key: repr(there[key]) for key in here}
 

@@ -13,7 +13,7 @@ import pytest
 
 from cellgate.probes.base import Fetch, FetchError, Reply, Trouble
 from cellgate.proxy.config.settings import HeaderNames
-from cellgate.proxy.control.engine_control import ConductError, Conductor, Deed
+from cellgate.proxy.control.engine_control import EngineAction, EngineControlError, EngineController
 from cellgate.proxy.control.explain import RoutingExplain, header_line
 from cellgate.proxy.control.hold_watch import HoldWatch
 from cellgate.proxy.control.plane import RENDER_S, ReadinessPage
@@ -342,7 +342,9 @@ class Stage:
             evict=lambda _: None,
             changed=lambda: None,
         )
-        self.conductor = Conductor(lambda _: cast(Fetch, self.fetch), self.set_drain, self.watch, 300.0)
+        self.conductor = EngineController(
+            lambda _: cast(Fetch, self.fetch), self.set_drain, self.watch, 300.0
+        )
 
     @property
     def state(self) -> UnitState:
@@ -366,33 +368,33 @@ class Stage:
             raise self.reply
         return self.reply
 
-    def conduct(self, deed: Deed, mode: str = "") -> str:
-        return asyncio.run(self.conductor.conduct(self.state, deed, mode))
+    def act_on_engine(self, deed: EngineAction, mode: str = "") -> str:
+        return asyncio.run(self.conductor.act_on_engine(self.state, deed, mode))
 
-    def refusal(self, deed: Deed, mode: str = "") -> ConductError:
-        with pytest.raises(ConductError) as caught:
-            self.conduct(deed, mode)
+    def refusal(self, deed: EngineAction, mode: str = "") -> EngineControlError:
+        with pytest.raises(EngineControlError) as caught:
+            self.act_on_engine(deed, mode)
         return caught.value
 
 
 @pytest.mark.parametrize(
     ("deed", "path"), [("pause", "/pause?mode=wait"), ("sleep", "/sleep?level=1&mode=wait")]
 )
-def test_a_unit_is_drained_before_its_engine_stands_still(deed: Deed, path: str) -> None:
+def test_a_unit_is_drained_before_its_engine_stands_still(deed: EngineAction, path: str) -> None:
     stage = Stage()
-    assert stage.conduct(deed) == "wait"
+    assert stage.act_on_engine(deed) == "wait"
     assert stage.asked == [(path, b"", True)]
     assert stage.looked == ["quiescence"]
 
 
 @pytest.mark.parametrize(("deed", "path"), [("resume", "/resume"), ("wake", "/wake_up")])
 @pytest.mark.parametrize("is_known", [True, False])
-def test_a_unit_that_goes_on_has_to_show_work_first(deed: Deed, path: str, is_known: bool) -> None:
+def test_a_unit_that_goes_on_has_to_show_work_first(deed: EngineAction, path: str, is_known: bool) -> None:
     stage = Stage()
     stage.set_drain("u", True)
     if is_known:
         stage.watch.hear(stage.state, EnginePause("u", HoldKind.PAUSED, 99.0))
-    stage.conduct(deed)
+    stage.act_on_engine(deed)
     assert stage.asked == [(path, b"", True)]
     assert not stage.state.drained
     assert not stage.state.is_usable()
@@ -421,7 +423,7 @@ def test_an_unknown_mode_and_an_engine_that_cannot_do_it_are_refused_before_anyt
     refusal = stage.refusal("pause", "wait")
     assert (refusal.status, stage.asked) == (HTTPStatus.BAD_REQUEST, [])
     assert str(refusal) == "unit u: pause of engine sglang has the modes abort, keep, not 'wait'"
-    assert stage.conduct("pause", "keep") == "keep"
+    assert stage.act_on_engine("pause", "keep") == "keep"
     assert stage.asked == [("/pause_generation", b'{"mode":"in_place"}', True)]
     refusal = Stage("llamacpp").refusal("sleep")
     assert refusal.status is HTTPStatus.CONFLICT

@@ -18,7 +18,7 @@ from cellgate.probes.fault_status import FaultStatus
 from cellgate.probes.readiness import Readiness
 from cellgate.probes.runner import GAP_S
 from cellgate.proxy.config.limits import LIMITS, REACHED
-from cellgate.proxy.control.comparisons import STACK_PERIOD_S, STEPS_A_TURN, FateWatch, StackWatch
+from cellgate.proxy.control.comparisons import STACK_PERIOD_S, STEPS_A_TURN, CommonCauseWatch, StackWatch
 from cellgate.proxy.control.containment import Containment
 from cellgate.proxy.control.link_watch import LinkWatch
 from cellgate.proxy.control.prober import Prober
@@ -29,9 +29,9 @@ from cellgate.proxy.observe.events import Action, EventLog
 from cellgate.router import comparisons
 from cellgate.router.board import Board, Consequence, Flip
 from cellgate.router.nouns import (
-    ORPHAN_S,
     ORPHANED,
     TRANSFERRED,
+    UNCLAIMED_S,
     Ask,
     Cell,
     Evidence,
@@ -462,7 +462,7 @@ def test_units_that_are_gone_are_not_counted_for_ever_and_orphans_are_forgotten(
     assert watch.steps == {("p", "d49", TRANSFERRED): 1}
     for _ in range(100):
         watch.apply(SplitStep(ORPHANED, "p", "d49"))
-        now[0] += ORPHAN_S / 2
+        now[0] += UNCLAIMED_S / 2
     assert len(watch._orphaned_at) <= 3
 
 
@@ -472,7 +472,7 @@ def test_units_that_are_gone_are_not_counted_for_ever_and_orphans_are_forgotten(
 def test_a_switch_is_named_once_when_its_last_unit_has_been_down_for_a_while() -> None:
     """And again when it is lost again."""
     found, told = board(a=("z/s1",), b=("z/s1",), c=("z/s1",), d=("z/s2",)), list[Action]()
-    watch = FateWatch(found, SimpleNamespace(add=told.append))  # type: ignore[arg-type]
+    watch = CommonCauseWatch(found, SimpleNamespace(add=told.append))  # type: ignore[arg-type]
     fall(found, "a", "b")
     for now in range(5):
         watch.tick(float(now))

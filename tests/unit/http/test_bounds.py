@@ -295,7 +295,7 @@ class Body:
     def whole_in_s(self, now: float) -> float:
         return self._whole_in_s
 
-    def give_up(self) -> None:
+    def abort(self) -> None:
         self.is_given_up = True
         self._memory.arrived(self)
         self._memory.give(self.size)

@@ -10,7 +10,7 @@ from typing import cast
 import pytest
 
 from cellgate.probes.base import FetchError, PageWait, Reply, Trouble
-from cellgate.probes.runner import Agenda
+from cellgate.probes.runner import Timers
 from cellgate.proxy.http.fetch import FETCH_FRESH_S, FRESH_POST_S, UnitFetch
 from tests.sim.loop import SimLoop
 from tests.wire.stage import Stage, simulated, stage
@@ -23,7 +23,7 @@ PLAIN_CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 def fetch_of(here: Stage) -> UnitFetch:
     """The fetch of the only unit."""
     pool, loop = here.gateway.pool(here.plane.board.units["u0"]), asyncio.get_running_loop()
-    return UnitFetch(pool, loop, lambda: None, Agenda(loop))
+    return UnitFetch(pool, loop, lambda: None, Timers(loop))
 
 
 @simulated
@@ -199,7 +199,7 @@ async def test_who_gives_up_a_page_is_not_told_of_it() -> None:
     async with stage(whole()) as here:
         pool, loop = here.gateway.pool(here.plane.board.units["u0"]), asyncio.get_running_loop()
         told, waits = list[Reply | FetchError](), list[PageWait]()
-        fetch = UnitFetch(pool, loop, lambda: waits[-1].abandon(), Agenda(loop))
+        fetch = UnitFetch(pool, loop, lambda: waits[-1].abandon(), Timers(loop))
         for _ in range(2):
             waits.append(fetch.get("/health", told.append, timeout_s=TIMEOUT_S))
         waits[0].abandon()
@@ -213,7 +213,7 @@ async def test_requests_leave_nothing_to_the_collector() -> None:
     """Thousands are made each second."""
     async with stage(whole(), silent) as here:
         states, loop = list(here.plane.board), asyncio.get_running_loop()
-        agenda = Agenda(loop)
+        agenda = Timers(loop)
         answered, late = (UnitFetch(here.gateway.pool(state), loop, lambda: None, agenda) for state in states)
         told: list[Reply | FetchError] = []
         for fetch in (answered, late):

@@ -140,7 +140,7 @@ def test_no_parser_reads_a_large_body_behind_its_head(monkeypatch: pytest.Monkey
     head = b"POST /v1/x HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % len(body)
     reader.feed(head + body + LONG_GET)
     while reader.unread:
-        reader.go_on()
+        reader.resume_parsing()
     assert [request.body for request in told.requests] == [body, b""]
     assert fed == [len(head), len(LONG_GET)]
 

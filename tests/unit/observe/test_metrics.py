@@ -314,7 +314,7 @@ def a_board(*units: str) -> Board:
 def test_redis_is_up_once_it_answers_and_its_peers_are_who_was_heard_just_now() -> None:
     link, roster = a_link()
     board = a_board("u", "v")
-    board.elsewhere = {"u": RemoteLoad(7)}
+    board.remote_load = {"u": RemoteLoad(7)}
     shown = samples(RedisMetrics(link, board).collect())
     assert shown.pop("cellgate_redis_up") == 0
     assert shown.pop("cellgate_in_flight_elsewhere{unit=u}") == 7

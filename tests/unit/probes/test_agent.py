@@ -18,7 +18,7 @@ import pytest
 from cellgate.probes import agent
 from cellgate.probes.agent import (
     COUNTERS_MAX,
-    DOUBT_S,
+    DISTRUST_S,
     IMAGE_VARIABLE,
     PATIENCE_S,
     RANKS_MAX,
@@ -401,12 +401,12 @@ def test_what_the_others_do_without_for_a_minute_was_a_helper(
         machine.run(watch, 5.0)
     before = watch.look()
     machine.end(WORKER_0)
-    assert machine.run(watch, DOUBT_S - 1.0).state == "gone"
+    assert machine.run(watch, DISTRUST_S - 1.0).state == "gone"
     status = machine.run(watch, 1.0 + SETTLED_S)
     assert (status.state, pids(status)) == ("ok", [API, WORKER_1])
     assert status.epoch != before.epoch
     machine.end(API)
-    assert machine.run(watch, 2 * DOUBT_S).state == "gone"
+    assert machine.run(watch, 2 * DISTRUST_S).state == "gone"
 
 
 def test_an_agent_started_anew_tells_the_same_epoch(machine: Machine, watch: ProcessWatch) -> None:

@@ -33,7 +33,7 @@ from cellgate.probes.agents import (
     is_connected,
 )
 from cellgate.probes.base import FetchError, Net, Trouble
-from cellgate.probes.runner import Agenda, Runner
+from cellgate.probes.runner import Runner, Timers
 from cellgate.proxy.http.fetch import Following, UnitNet
 from cellgate.proxy.http.reply import HEAD_BYTES
 from cellgate.proxy.http.unit import Pool, UnitConnection
@@ -142,9 +142,9 @@ def play(scenario: Callable[[Place], Coroutine[Any, Any, None]], **options: Any)
 
     async def main() -> None:
         context = LinkPatient(lambda _: reply(200), node=NODE, notes=place.notes)
-        context.ways = UnitNet(world.loop, context.heard, connect_timeout_s=3.0, tls=None)
+        context.ways = UnitNet(world.loop, context.received, connect_timeout_s=3.0, tls=None)
         link = AgentLink(f"node:{PORT}", place.token)
-        agenda = Agenda(world.loop)
+        agenda = Timers(world.loop)
         runner = Runner(link, context, cast("Any", place.found.append), random.Random(1), agenda)
         runner.start()
         await scenario(place)

@@ -14,7 +14,7 @@ from cellgate.probes.base import Reply, Trouble
 from cellgate.probes.canary import Canary
 from cellgate.probes.engine_metrics import EngineMetrics
 from cellgate.probes.engines import ENGINES
-from cellgate.probes.readiness import VIA_GATE, GateHealth, QuiescenceProbe, Readiness, name_there, via_gate
+from cellgate.probes.readiness import VIA_GATE, GateHealth, PauseProbe, Readiness, name_there, via_gate
 from cellgate.router.nouns import EnginePause, Evidence, HoldKind, Load, Rules, Sign, Strength, Unit, Verdict
 from tests.patient import Answer, FakePatient, look, reply
 
@@ -141,7 +141,7 @@ def test_metrics_of_a_unit_without_work_are_read_less_often_and_those_of_a_suspe
 
 # What an engine says of standing still on purpose, and what it costs to ask.
 
-PROBE = QuiescenceProbe()
+PROBE = PauseProbe()
 SCALING = reply(503, b'{"error":"The model is currently scaling. Please try again later."}')
 AWAKE = {"/is_paused": {"is_paused": False}, "/is_sleeping": {"is_sleeping": False}}
 

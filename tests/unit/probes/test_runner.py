@@ -22,8 +22,8 @@ from cellgate.probes.runner import (
     SLOTS_PER_S,
     SPARE,
     TOGETHER_S,
-    Agenda,
     Runner,
+    Timers,
 )
 from cellgate.router.nouns import Evidence, Finding, Sign, Strength
 from tests.patient import FakePatient, reply
@@ -74,7 +74,7 @@ def runner_of(
     probe: Probe, take: Callable[[Finding], None], context: LoopPatient | None = None, *, seed: int = 1
 ) -> Runner:
     """A runner of this probe, with an agenda of its own."""
-    agenda = Agenda(asyncio.get_running_loop(), TOGETHER_S)
+    agenda = Timers(asyncio.get_running_loop(), TOGETHER_S)
     return Runner(probe, context or LoopPatient(lambda _: reply(200)), take, random.Random(seed), agenda)
 
 
@@ -418,14 +418,14 @@ SOON_S, LATER_S = 1.0 + 0.9 * EARLY_S, 1.0 + 1.1 * EARLY_S
 
 
 def play(
-    scenario: Callable[[Agenda, list[tuple[str, float]]], None], for_s: float = 10.0
+    scenario: Callable[[Timers, list[tuple[str, float]]], None], for_s: float = 10.0
 ) -> list[tuple[str, float]]:
     """What was called when, in seconds from the beginning; no timer may be left."""
     made: list[tuple[str, float]] = []
 
     async def main() -> None:
         began_at = now()
-        scenario(Agenda(asyncio.get_running_loop(), EARLY_S), made)
+        scenario(Timers(asyncio.get_running_loop(), EARLY_S), made)
         await asyncio.sleep(for_s)
         made[:] = [(name, round(at - began_at, 6)) for name, at in made]
 
@@ -442,7 +442,7 @@ def play(
     ids=["in the order of their times", "what is due soon is made with one that is due now"],
 )
 def test_when_calls_are_made(asked_s: tuple[float, ...], made_s: list[tuple[float, float]]) -> None:
-    def scenario(agenda: Agenda, made: list[tuple[str, float]]) -> None:
+    def scenario(agenda: Timers, made: list[tuple[str, float]]) -> None:
         for at_s in asked_s:
             agenda.at(now() + at_s, noted(f"{at_s:g}", made))
 
@@ -461,14 +461,14 @@ def now() -> float:
 def test_a_call_that_was_cancelled_is_not_made() -> None:
     """Nor kept until its time."""
 
-    def scenario(agenda: Agenda, made: list[tuple[str, float]]) -> None:
+    def scenario(agenda: Timers, made: list[tuple[str, float]]) -> None:
         first = agenda.at(now() + 1.0, noted("first", made))
         second = agenda.at(now() + 2.0, noted("second", made))
         agenda.at(now() + 1.0, lambda: agenda.cancel(second))
         agenda.cancel(first)
         agenda.cancel(first)
 
-    def many(agenda: Agenda, made: list[tuple[str, float]]) -> None:
+    def many(agenda: Timers, made: list[tuple[str, float]]) -> None:
         agenda.at(now() + 5.0, noted("kept", made))
         for number in range(10 * SPARE):
             agenda.cancel(agenda.at(now() + 3600.0 + number / SLOTS_PER_S, noted("cancelled", made)))
@@ -480,7 +480,7 @@ def test_a_call_that_was_cancelled_is_not_made() -> None:
 
 
 def test_calls_may_add_others() -> None:
-    def scenario(agenda: Agenda, made: list[tuple[str, float]]) -> None:
+    def scenario(agenda: Timers, made: list[tuple[str, float]]) -> None:
         def again() -> None:
             noted("again", made)()
             if len(made) < 3:
@@ -494,7 +494,7 @@ def test_calls_may_add_others() -> None:
 def test_the_loop_turns_between_many_calls() -> None:
     turns: list[int] = []
 
-    def scenario(agenda: Agenda, made: list[tuple[str, float]]) -> None:
+    def scenario(agenda: Timers, made: list[tuple[str, float]]) -> None:
         def turn() -> None:
             turns.append(len(made))
             if len(made) < 3 * PER_TURN:
@@ -512,7 +512,7 @@ def test_a_call_that_fails_does_not_stop_the_others_which_are_told_in_order_in_a
     world, made, told = World(1), list[str](), list[int]()
 
     async def main() -> None:
-        agenda = Agenda(asyncio.get_running_loop(), EARLY_S)
+        agenda = Timers(asyncio.get_running_loop(), EARLY_S)
         agenda.at(now() + 1.0, lambda: made.append(str(1 // 0)))
         agenda.at(now() + 1.0, lambda: made.append("at"))
         agenda.soon(lambda _: made.append(str(1 // 0)), None)

@@ -17,7 +17,7 @@ from redis.crc import key_slot
 from redis.exceptions import AskError, MovedError
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from cellgate.proxy.admission.limits import MINUTE_S, DoorCounts, LimitLedger
+from cellgate.proxy.admission.limits import MINUTE_S, KeyCounts, LimitLedger
 from cellgate.proxy.config.key_file import Key, KeyRing, LimitRules, TenantRules
 from cellgate.proxy.config.settings import Address, Settings, Tls
 from cellgate.proxy.process.listeners import own_url
@@ -200,7 +200,7 @@ def link(connect: Callable[[], RedisClient]) -> RedisLink:
 
 
 def limits(connect: Callable[[], RedisClient]) -> SharedLimits:
-    ledger = LimitLedger(lambda: 0.0, DoorCounts(frozenset), None)
+    ledger = LimitLedger(lambda: 0.0, KeyCounts(frozenset), None)
     return SharedLimits(ledger, connect, Names(), lambda: 1, lambda _: None, random.Random(1))
 
 
@@ -267,7 +267,7 @@ class LimitsGate:
         self.redis = Counters(self)
         limits, tenant = LimitRules(tokens_per_minute=LIMIT), TenantRules("t")
         ring = {b"%d" % n: Key(f"k{n}", tenant, limits=limits) for n in range(keys)}
-        self.ledger = LimitLedger(lambda: self.now, DoorCounts(frozenset), None)
+        self.ledger = LimitLedger(lambda: self.now, KeyCounts(frozenset), None)
         self.ledger.take(KeyRing(ring, {"t": tenant}))
         client = cast("RedisClient", self.redis)
         self.sharing = SharedLimits(

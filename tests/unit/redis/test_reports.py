@@ -306,10 +306,10 @@ def test_a_report_holds_as_long_as_its_gate_has_a_beat() -> None:
     roster = Roster("g2")
     roster.update(("u1", "g1"), Seen(report(in_flight=5, life_age_s=1.0), 0.0), 10.0)
     roster.beat("g1", 20.0)
-    assert roster.elsewhere("u1", 20.5).in_flight == 5
+    assert roster.remote_load("u1", 20.5).in_flight == 5
     assert roster.lived_at("u1") == (9.0, "g1")
     assert roster.gates(20.5) == {"g1"}
-    assert roster.elsewhere("u1", 20.8).in_flight == 0
+    assert roster.remote_load("u1", 20.8).in_flight == 0
 
 
 # What a gate reads of others beside their heartbeats.

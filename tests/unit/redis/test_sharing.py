@@ -47,7 +47,7 @@ def test_a_gate_that_died_stops_counting_after_one_expiry_whatever_redis_does() 
     assert roster.expires_at(0.0) == math.inf
     # One's own views are no news.
     roster.answered(seen_by("g1") | seen_by("g2", in_flight=100) | seen_by("g3", age=0.25, in_flight=5), 10.0)
-    assert [roster.elsewhere("u1", now).in_flight for now in (10.0, 10.51, 10.75, 10.76)] == [
+    assert [roster.remote_load("u1", now).in_flight for now in (10.0, 10.51, 10.75, 10.76)] == [
         105,
         100,
         100,
@@ -88,7 +88,7 @@ def test_a_gate_that_is_missed_and_not_ready_takes_its_views_along_and_others_ar
     roster.forget(30.0)
     assert [gate for (_, gate), _, _ in roster.everything()] == ["g3"]
     assert not roster.update(("u1", "g3"), Seen(replace(VIEW, gate="g3", in_flight=1), 0.5), 60.1)
-    assert roster.elsewhere("u1", 60.1).in_flight == 2
+    assert roster.remote_load("u1", 60.1).in_flight == 2
     roster.forget(90.0)
     assert roster.units() == set()
 
@@ -108,7 +108,7 @@ class Gate:
     def hears(self, age_s: float = 0.0, **changes: Any) -> None:
         seen = Seen(replace(VIEW, **changes), age_s)
         self.roster.update((seen.report.unit, seen.report.gate), seen, 10.0)
-        self.sharing.heard(seen)
+        self.sharing.received(seen)
 
 
 def test_another_gates_down_asks_for_a_canary_and_orders_nothing() -> None:
@@ -179,7 +179,7 @@ def test_others_requests_add_up_and_what_the_worst_gate_has_seen_of_a_unit_is_kn
     gate = Gate()
     gate.hears(in_flight=0, errors=0.75, itl_s=0.75)
     gate.hears(in_flight=0, degraded=0.4, gate="g3", drained=True)
-    assert gate.roster.elsewhere("u1", 10.1) == RemoteLoad(
+    assert gate.roster.remote_load("u1", 10.1) == RemoteLoad(
         errors=0.75, degraded=0.4, itl_s=0.75, drained=True
     )
 
@@ -248,7 +248,7 @@ class PrefixGate:
 
     def tell(self, other: PrefixGate) -> int | None:
         document, _ = self.sharing.document()
-        return other.sharing.heard(self.name, document) if document is not None else 0
+        return other.sharing.received(self.name, document) if document is not None else 0
 
 
 def asked(*blocks: int) -> Ask:
@@ -359,16 +359,16 @@ WRONG: dict[str, list[Any]] = {
 )
 def test_what_makes_no_sense_changes_nothing(document: Any) -> None:
     gate = PrefixGate("g2", "g1")
-    assert gate.sharing.heard("g1", document) is None
+    assert gate.sharing.received("g1", document) is None
     assert len(gate.sharing.remote) == 0
 
 
 def test_of_one_document_so_much_is_taken_over_and_a_lie_is_believed_less_and_less() -> None:
-    assert PrefixGate("g2").sharing.heard("g1", told()) == 0, "that gate has told of no such unit"
-    assert PrefixGate("g2", "g1").sharing.heard("g1", told(units={"nobody": packed(1)})) == 0
+    assert PrefixGate("g2").sharing.received("g1", told()) == 0, "that gate has told of no such unit"
+    assert PrefixGate("g2", "g1").sharing.received("g1", told(units={"nobody": packed(1)})) == 0
     gate = PrefixGate("g2", "g1")
     units = {name: packed(*range(1, 2000)) for name in UNITS[:2]}
-    assert gate.sharing.heard("g1", told(units=units)) == SHARED_HASHES_MAX
+    assert gate.sharing.received("g1", told(units=units)) == SHARED_HASHES_MAX
     costs = gate.board.units["a"].costs
     for _ in range(100):
         costs.prefixes.correct(1000.0, 0.0)
@@ -390,7 +390,7 @@ def test_of_one_document_so_much_is_taken_over_and_a_lie_is_believed_less_and_le
 )
 def test_whatever_stands_there_reading_it_raises_nothing(document: bytes) -> None:
     gate = PrefixGate("g2", "g1")
-    gate.sharing.heard("g1", document)
+    gate.sharing.received("g1", document)
     assert gate.send(*prompt(1)) in UNITS
 
 
@@ -419,7 +419,7 @@ def test_a_ban_is_read_as_it_was_written() -> None:
     (row,) = own.own()
     assert is_ban(row.document)
     there, other = shared("g2")
-    assert other.heard(row.document, GATES)
+    assert other.received(row.document, GATES)
     assert there.bans.all() == [Ban(MARK, "m", NOW, NOW + 300.0, ("a", "b"), "g1")]
     assert other.knows(row.mark)
     assert other.own() == []
@@ -444,7 +444,7 @@ FORGED: dict[str, list[Any]] = {
 )
 def test_what_is_forged_or_broken_changes_nothing(document: Any) -> None:
     here, bans = shared()
-    assert not bans.heard(document, GATES)
+    assert not bans.received(document, GATES)
     assert not here.bans.all()
     assert not here.watchful
 
@@ -466,7 +466,7 @@ def test_no_other_gate_can_have_a_prompt_refused_for_longer_than_this_one_would(
 ) -> None:
     """Nor than the key in Redis lasts."""
     here, bans = shared(ban_s=ban_s)
-    assert bans.heard(told_bans(left_ms=left_ms), GATES, of_key_ms)
+    assert bans.received(told_bans(left_ms=left_ms), GATES, of_key_ms)
     assert [ban.until for ban in here.bans.all()] == until
 
 

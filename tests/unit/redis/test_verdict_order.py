@@ -83,7 +83,7 @@ class World:
                 self.wrong.append(f"{self.now:.3f} {key}: {one.report.number} is told after {number}")
             self.passed_on[key] = one.report.number, one.report.verdict
 
-    def heard(self, document: bytes) -> None:
+    def received(self, document: bytes) -> None:
         report = read_report(document)
         assert report is not None
         key = report.unit, report.gate
@@ -148,7 +148,7 @@ class Writer:
         document = written(self._set(replace(world.latest[key], verdict=rng.choice(others))))
         world.documents[key] = document, world.now
         if rng.random() > 0.1:
-            world.later(world.late_s(), lambda: world.heard(document))
+            world.later(world.late_s(), lambda: world.received(document))
         world.later(rng.choice((0.002, 0.01, 0.1, 1.0)) * rng.random(), self.flip)
 
     def beat(self) -> None:

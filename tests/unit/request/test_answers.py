@@ -234,4 +234,4 @@ def test_usage_is_read_in_streams_of_engines_own_dialects(
     reader = AnswerReader(is_typed=False)
     for at in range(0, len(stream), step):
         reader.feed(stream[at : at + step])
-    assert usage_of(reader.told) == usage
+    assert usage_of(reader.reported) == usage

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cellgate.proxy.http.sse import payload, split
-from cellgate.proxy.observe.counters import ContinuationKind
+from cellgate.proxy.observe.counters import ResumeKind
 from cellgate.proxy.resume.chat import (
     BrokenStream,
     NextPart,
@@ -214,14 +214,14 @@ def test_the_marker_of_reasoning_may_be_shown_by_one_unit_and_not_by_the_other()
 # How an answer goes on: what the unit is asked, and what it gets, for each kind.
 
 TOOLS = {"tools": [{"type": "function", "function": {"name": "f"}}]}
-KINDS: dict[ContinuationKind, tuple[dict[str, Any], dict[str, Any]]] = {
-    ContinuationKind.TEXT: ({"temperature": 0}, {"content": "a"}),
-    ContinuationKind.TOOLS: (TOOLS, {"content": "a"}),
-    ContinuationKind.TOOL_CALL: (TOOLS, call(0, "", name="f")),
-    ContinuationKind.REASONING: (TOOLS | {"logprobs": True}, {"reasoning": "a"}),
-    ContinuationKind.LOGPROBS: ({"logprobs": True, "repetition_penalty": 1.1}, {"content": "a"}),
-    ContinuationKind.PENALTIES: ({"presence_penalty": 0.1}, {"content": "a"}),
-    ContinuationKind.CONSTRAINED: ({"response_format": {"type": "json_object"}}, {"content": "a"}),
+KINDS: dict[ResumeKind, tuple[dict[str, Any], dict[str, Any]]] = {
+    ResumeKind.TEXT: ({"temperature": 0}, {"content": "a"}),
+    ResumeKind.TOOLS: (TOOLS, {"content": "a"}),
+    ResumeKind.TOOL_CALL: (TOOLS, call(0, "", name="f")),
+    ResumeKind.REASONING: (TOOLS | {"logprobs": True}, {"reasoning": "a"}),
+    ResumeKind.LOGPROBS: ({"logprobs": True, "repetition_penalty": 1.1}, {"content": "a"}),
+    ResumeKind.PENALTIES: ({"presence_penalty": 0.1}, {"content": "a"}),
+    ResumeKind.CONSTRAINED: ({"response_format": {"type": "json_object"}}, {"content": "a"}),
 }
 
 
@@ -268,13 +268,13 @@ def test_log_probabilities_go_on_behind_exactly_the_tokens_that_were_generated()
     assert (sent["max_tokens"], sent["return_token_ids"]) == (7, True)
     assert sent["messages"] == CHAT_BODY["messages"]
     with pytest.raises(MismatchError, match="other tokens"):
-        part.stitch.feed(event({"role": "assistant", "content": ""}, "b"))
+        part.joiner.feed(event({"role": "assistant", "content": ""}, "b"))
     # The unit that took the tokens goes on.
     part = answered(open_tokens(stream(body, event({"role": "assistant", "content": "one two"}))))
     first = orjson.loads(event({"role": "assistant", "content": ""}, "b")[6:])
     first["prompt_token_ids"] = [1, 2, 3, 4, 5]
-    assert part.stitch.feed(b"data: " + orjson.dumps(first) + b"\n\n") == b""
-    assert b'"content":" three"' in part.stitch.feed(event({"content": " three"}, "b"))
+    assert part.joiner.feed(b"data: " + orjson.dumps(first) + b"\n\n") == b""
+    assert b'"content":" three"' in part.joiner.feed(event({"content": " three"}, "b"))
 
 
 def test_other_tokens_in_the_prompt_or_for_what_was_shown_are_no_continuation() -> None:
@@ -292,7 +292,7 @@ def test_text_that_was_held_back_can_come_only_from_the_gate() -> None:
     part = answered(by_tokens(stream(CHAT_BODY, event({"content": "one"}))))
     choice = {"index": 0, "text": " three", "finish_reason": None, "token_ids": [6]}
     raw = b"data: " + orjson.dumps({"id": "b", "choices": [choice]}) + b"\n\n"
-    assert b'"content":" two three"' in part.stitch.feed(raw)
+    assert b'"content":" two three"' in part.joiner.feed(raw)
 
 
 def test_raw_text_is_asked_of_completions_with_the_same_sampling() -> None:

@@ -63,7 +63,7 @@ FORMS = {
 
 
 class Keeping(Rig):
-    """Begins to keep when there is something to show; `stitch` goes on for another unit."""
+    """Begins to keep when there is something to show; `joiner` goes on for another unit."""
 
     stitch: StreamJoiner | None = None
     keep: ReplayBuffer | None = None
@@ -76,7 +76,7 @@ class Keeping(Rig):
             self.response.record_replay(self.ways, Transcript)
         else:
             assert self.stitch is not None
-            self.attempt.go_on(self.keep, self.stitch)
+            self.attempt.resume_with(self.keep, self.stitch)
 
 
 def text_of(body: bytes) -> str:
@@ -257,7 +257,7 @@ def stitching() -> EventFilter:
     """One of a unit that goes on for another."""
     passage, transcript = EventFilter(), Transcript()
     transcript.take({"id": "a", "choices": [{"delta": {"role": "assistant", "content": "zero"}}]})
-    passage.stitch = StreamJoiner({}, transcript, Tokens(1, 1))
+    passage.joiner = StreamJoiner({}, transcript, Tokens(1, 1))
     return passage
 
 
@@ -291,7 +291,7 @@ def test_no_text_vanishes_around_any_bound(bound: int, step: int) -> None:
             assert texts(shown) == words
         else:
             assert bound == LIMITS.event_bytes
-            assert (texts(shown), failure.kind) == (words[:1], FailureKind.NOT_CONTINUED)
+            assert (texts(shown), failure.kind) == (words[:1], FailureKind.NOT_RESUMED)
             assert failure.message.endswith("it went on with an event larger than 1048576 bytes")
         assert fed(EventFilter(), pieces) == (sent, None)
 
@@ -385,9 +385,9 @@ def test_what_came_before_the_event_that_cannot_follow_is_shown_and_known_to_be(
     passage = stitching()
     strange = large_event("x").replace(b'"content":"x"', b'"audio":{"id":"x"}')
     shown, failure = fed(passage, [large_event("one") + strange + large_event("two")])
-    assert (texts(shown), failure and failure.kind) == (["one"], FailureKind.NOT_CONTINUED)
-    assert isinstance(passage.stitch, StreamJoiner)
-    assert (passage.stitch.transcript.text, passage.stitch.transcript.why_not) == ("zeroone", "")
+    assert (texts(shown), failure and failure.kind) == (["one"], FailureKind.NOT_RESUMED)
+    assert isinstance(passage.joiner, StreamJoiner)
+    assert (passage.joiner.transcript.text, passage.joiner.transcript.why_not) == ("zeroone", "")
 
 
 def test_a_byte_at_a_time_costs_no_more_for_a_larger_event() -> None:

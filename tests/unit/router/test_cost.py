@@ -9,7 +9,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cellgate.router.backlog import Backlog, Job, Prefilled
-from cellgate.router.cost import KV_MAX_S, LINE, Cost, CostRules, CostTerms, Facts, OtherLoad, forecast, terms
+from cellgate.router.cost import (
+    KV_MAX_S,
+    LINE,
+    Cost,
+    CostRules,
+    CostTerms,
+    Facts,
+    OtherLoad,
+    cost_terms,
+    terms,
+)
 from cellgate.router.learning import Rates
 
 law = settings(derandomize=True, deadline=None, max_examples=100)
@@ -41,7 +51,7 @@ def cost(
 
 
 def alone(facts: Facts) -> CostTerms:
-    return forecast([facts], RULES)[0]
+    return cost_terms([facts], RULES)[0]
 
 
 def fresh(waiting: float = 0.0, running: float = 0.0, kv_use: float = 0.0, age_s: float = 0.0) -> OtherLoad:
@@ -88,7 +98,7 @@ sizes = st.integers(0, 10**7)
 def test_a_cost_is_positive_finite_and_the_sum_of_its_terms(
     units: list[Facts], backlog: Backlog, prompt: int, cached: int, spared: int
 ) -> None:
-    for unit in forecast(units, RULES):
+    for unit in cost_terms(units, RULES):
         here = cost(unit, backlog, prompt, cached, NOW, spared=spared)
         assert 0.0 < here.total_s < math.inf
         assert all(0.0 <= term < math.inf for term in here._replace(shared_s=0.0))
@@ -115,7 +125,7 @@ def test_what_a_unit_is_held_to_have_lies_between_its_own_word_and_that_of_its_p
     units: list[Facts],
 ) -> None:
     heard = [facts.report.running + facts.report.waiting for facts in units if facts.report is not None]
-    for unit in forecast(units, RULES):
+    for unit in cost_terms(units, RULES):
         low, high = min(heard, default=0.0), max(heard, default=0.0)
         assert low * 0.5 - 1e-6 <= unit.foreign_batch <= high * 2.0 + 1e-6
 
@@ -145,37 +155,39 @@ def test_an_answer_is_decoded_at_the_batch_that_will_be_there_and_pays_what_thos
     unit = Facts(rates(1000.0, step_s=0.01, share=0.1))
     alone_there, three = cost_of(unit), cost_of(unit, busy(1, 1, 1), prompt=500)
     assert alone_there.decode_s == pytest.approx(ANSWER * 0.011)
-    assert alone_there.beside_s == 0.0
+    assert alone_there.slowdown_of_others_s == 0.0
     assert three.decode_s == pytest.approx(ANSWER * 0.014)
     # Each of them has longer steps for as long as it is there, and a part of its prefill in between.
-    assert three.beside_s == pytest.approx(3 * (ANSWER * 0.001 + RULES.prefill_beside * 0.5))
+    assert three.slowdown_of_others_s == pytest.approx(3 * (ANSWER * 0.001 + RULES.prefill_beside * 0.5))
     assert cost(alone(unit), Backlog(), 500, 0, NOW, answer=2.0).decode_s == pytest.approx(0.022)
     some = [cost_of(Facts(rates(step_s=0.01)), busy(*[1] * count)).decode_s for count in (0, 1, 2)]
     assert some == sorted(set(some)), "idle units come first even where batching costs nothing"
 
 
 def test_above_the_seats_of_an_engine_one_waits_for_another_to_end() -> None:
-    unit = Facts(rates(1000.0, step_s=0.01), seats=2.0)
-    assert cost_of(unit, busy(1)).seat_s == 0.0
+    unit = Facts(rates(1000.0, step_s=0.01), slots=2.0)
+    assert cost_of(unit, busy(1)).slot_s == 0.0
     # Of two answers of a second each one ends every half a second.
-    assert cost_of(unit, busy(1, 1)).seat_s == pytest.approx(0.5, rel=0.01)
-    assert cost_of(unit, busy(1, 1, 1)).seat_s == pytest.approx(1.0, rel=0.01)
+    assert cost_of(unit, busy(1, 1)).slot_s == pytest.approx(0.5, rel=0.01)
+    assert cost_of(unit, busy(1, 1, 1)).slot_s == pytest.approx(1.0, rel=0.01)
     # Of the last seats some are left to what others may have.
     told = OtherLoad(0.0, 8.0, 0.0, 0.0, waiting_tokens=0.0)
-    nine, ten = (Facts(rates(1000.0, step_s=0.01), told, seats=seats) for seats in (9.0, 10.0))
-    assert cost_of(nine).seat_s > cost_of(ten).seat_s == 0.0
+    nine, ten = (Facts(rates(1000.0, step_s=0.01), told, slots=seats) for seats in (9.0, 10.0))
+    assert cost_of(nine).slot_s > cost_of(ten).slot_s == 0.0
 
 
 def test_a_faster_answer_is_no_reason_to_wait_in_line_for_a_seat_while_another_unit_has_one() -> None:
     """For a cached prompt one may wait for as long as that would be computed."""
-    fast, slow = Facts(rates(1000.0, step_s=0.01), seats=2.0), Facts(rates(1000.0, step_s=0.02), seats=2.0)
+    fast, slow = Facts(rates(1000.0, step_s=0.01), slots=2.0), Facts(rates(1000.0, step_s=0.02), slots=2.0)
     in_line, free = cost_of(fast, busy(1, 1), prompt=10.0), cost_of(slow, busy(1), prompt=10.0)
-    assert in_line.total_s - in_line.line_s < free.total_s < in_line.total_s
-    assert in_line.line_s == in_line.decode_s < LINE * in_line.seat_s
-    assert in_line.ttft_s == pytest.approx(in_line.queue_s + in_line.prefill_s + in_line.seat_s)
-    assert cost_of(fast, busy(1, 1), prompt=700.0, cached=600.0).line_s == 0.0
-    later_s = cost_of(fast, busy(1, 1)).seat_s - 0.45
-    assert cost_of(fast, busy(1, 1), prompt=700.0, cached=450.0).line_s == pytest.approx(LINE * later_s)
+    assert in_line.total_s - in_line.queue_penalty_s < free.total_s < in_line.total_s
+    assert in_line.queue_penalty_s == in_line.decode_s < LINE * in_line.slot_s
+    assert in_line.ttft_s == pytest.approx(in_line.queue_s + in_line.prefill_s + in_line.slot_s)
+    assert cost_of(fast, busy(1, 1), prompt=700.0, cached=600.0).queue_penalty_s == 0.0
+    later_s = cost_of(fast, busy(1, 1)).slot_s - 0.45
+    assert cost_of(fast, busy(1, 1), prompt=700.0, cached=450.0).queue_penalty_s == pytest.approx(
+        LINE * later_s
+    )
 
 
 def test_what_does_not_fit_waits_and_a_cache_into_which_little_was_written_is_the_better_place() -> None:
@@ -187,14 +199,14 @@ def test_what_does_not_fit_waits_and_a_cache_into_which_little_was_written_is_th
     full = cost_of(here._replace(report=fresh(kv_use=1.0)), prompt=900)
     assert full.kv_s == pytest.approx(0.1, rel=0.02)
     assert cost_of(here, backlog, prompt=1e9).kv_s == KV_MAX_S
-    calm, average, busy_one = forecast(
+    calm, average, busy_one = cost_terms(
         [Facts(rates(1000.0), written_tokens=tokens) for tokens in (0.0, 1e5, 2e5)], RULES
     )
-    new = [cost(unit, Backlog(), 1000.0, 0.0, NOW).evict_s for unit in (calm, average, busy_one)]
+    new = [cost(unit, Backlog(), 1000.0, 0.0, NOW).eviction_s for unit in (calm, average, busy_one)]
     assert new == pytest.approx([0.0, RULES.evict_share, 2 * RULES.evict_share])
-    assert cost(busy_one, Backlog(), 1000.0, 990.0, NOW).evict_s == pytest.approx(0.02 * RULES.evict_share)
+    assert cost(busy_one, Backlog(), 1000.0, 990.0, NOW).eviction_s == pytest.approx(0.02 * RULES.evict_share)
     assert alone(Facts(rates())).evict_share == 0.0
-    large, small = forecast(
+    large, small = cost_terms(
         [Facts(rates(), kv_tokens=kv, written_tokens=1e5) for kv in (10**6, 10**5)], RULES
     )
     assert large.evict_share < small.evict_share
@@ -218,11 +230,11 @@ def test_more_errors_are_never_cheaper(unit: Facts, errors: float, prompt: int) 
 
 def test_a_unit_of_which_nothing_is_heard_counts_as_its_peers_do() -> None:
     heard = [Facts(rates(), fresh(waiting=float(n), running=10.0)) for n in (2, 4, 6)]
-    silent = forecast([*heard, Facts(rates())], RULES)[-1]
+    silent = cost_terms([*heard, Facts(rates())], RULES)[-1]
     assert (silent.foreign_tokens, silent.foreign_batch) == (4 * RULES.foreign_tokens, 14.0)
-    assert silent.doubt_s == RULES.doubt_s
+    assert silent.unknown_s == RULES.unknown_s
     # A report of nothing is no reason to prefer a silent unit.
-    known, silent = forecast([Facts(rates(), fresh()), Facts(rates())], RULES)
+    known, silent = cost_terms([Facts(rates(), fresh()), Facts(rates())], RULES)
     assert cost(known, Backlog(), 100, 0, NOW).total_s < cost(silent, Backlog(), 100, 0, NOW).total_s
 
 
@@ -230,7 +242,7 @@ def test_an_old_report_gives_way_to_the_peers_word_by_and_by() -> None:
     heard = [Facts(rates(), fresh(waiting=4.0)) for _ in range(3)]
 
     def tokens(age_s: float) -> float:
-        return forecast([*heard, Facts(rates(), fresh(waiting=0.0, age_s=age_s))], RULES)[-1].foreign_tokens
+        return cost_terms([*heard, Facts(rates(), fresh(waiting=0.0, age_s=age_s))], RULES)[-1].foreign_tokens
 
     ages = [0.0, 0.05, 0.2, 1.0, 2.0, 10.0, 1e9]
     assert [tokens(age_s) for age_s in ages] == sorted(tokens(age_s) for age_s in ages)
@@ -239,7 +251,7 @@ def test_an_old_report_gives_way_to_the_peers_word_by_and_by() -> None:
     # Without peers it is the best there is.
     here = alone(Facts(rates(), fresh(waiting=3.0, age_s=1e6)))
     assert here.foreign_tokens == 3 * RULES.foreign_tokens
-    assert here.doubt_s == pytest.approx(RULES.doubt_s)
+    assert here.unknown_s == pytest.approx(RULES.unknown_s)
 
 
 # -- over time ---------------------------------------------------------------------------------------------

@@ -38,7 +38,7 @@ def router_of(count: int = 4, policy: str = "prefix_affinity", rules: FairRules 
     for rate in rates:
         # What its peers have does not count.
         rate.prefill_tokens_s.usual = 0.0
-    board.forecast(NOW)
+    board.update_costs(NOW)
     return router_over(board, policy, rules or FairRules(backlog_s=100.0))
 
 
@@ -194,11 +194,11 @@ def test_the_short_way_gives_the_same_total(
     board = router_of().board
     state, expected = board.units[f"u{number}"], Expected(50.0, shared, 0.25)
     state.costs.kv_tokens = 20_000
-    board.forecast(NOW)
+    board.update_costs(NOW)
     for at, (prompt, shows) in enumerate(jobs):
         ask = PROMPT._replace(prompt_bytes=prompt, blocks=PROMPT.blocks[: min(blocks, prompt // 512)])
         held = state.costs.prefixes.match(ask.blocks)
-        quoted = state.costs.quote(ask, held, expected, NOW + 0.1 * at).terms
+        quoted = state.costs.estimate(ask, held, expected, NOW + 0.1 * at).terms
         lease = board.open(state.unit.name, ask, NOW + 0.1 * at, retry=False, expected=expected)
         # What a lease was taken to cost is what was quoted before. A bet is in whole tokens.
         assert cost_of(lease) == pytest.approx(quoted, abs=0.01)
@@ -207,7 +207,7 @@ def test_the_short_way_gives_the_same_total(
     state.costs.prefixes.record(PROMPT.blocks[:4])
     if has_report:
         board.report(Load(state.unit.name, NOW, running=9, waiting=2, kv_use=0.9, kv_tokens=30_000))
-    board.forecast(NOW + 1.0)
+    board.update_costs(NOW + 1.0)
     ask = PROMPT._replace(prompt_bytes=size, blocks=PROMPT.blocks[: min(blocks, size // 512)])
     held = state.costs.prefixes.match(ask.blocks)
     expected = Expected(answer_tokens, max(shared, held), 0.25)
@@ -219,8 +219,8 @@ def test_the_short_way_gives_the_same_total(
     assert not is_any_full
     if backlog_s > 1e-6:
         assert not rows_of(known, ask, expected, Bounds(backlog_s * 0.999999), NOW + 1.5)[0][0].has_room
-    quote = state.costs.quote(ask, held, expected, NOW + 1.5)
+    quote = state.costs.estimate(ask, held, expected, NOW + 1.5)
     assert row.cost_s == pytest.approx(quote.terms[0])
     job = state.costs.add("it", ask, expected, held, NOW + 1.5)
     assert job.ttft_s == pytest.approx(Cost(*quote.terms).ttft_s)
-    assert (job.prompt_tokens, job.held_blocks) == (int(quote.prompt_tokens), held)
+    assert (job.prompt_tokens, job.cached_blocks) == (int(quote.prompt_tokens), held)

@@ -148,13 +148,13 @@ def test_a_canary_that_has_a_place_beside_plain_answers_is_not_excused_by_them()
     """Sent 20 ms before it, a request may come after it, to an engine whose slots are then full."""
     state, _, made = working(PLAIN)
     made.open("a", PLAIN, NOW + 0.98, retry=False)
-    state.record_seats(NOW + 1.0)
+    state.record_slots(NOW + 1.0)
     assert hides_work(state, NOW + 5.0, RULES)
     made.open("a", STREAM, NOW + 0.99, retry=False).commit(NOW + 1.1)
-    state.record_seats(NOW + 1.0)
-    assert state.seats_shown == 2, "its stream goes on beside it"
+    state.record_slots(NOW + 1.0)
+    assert state.slots_shown == 2, "its stream goes on beside it"
     state, _, _ = working(PLAIN)
-    state.record_seats(NOW + 1.0)
+    state.record_slots(NOW + 1.0)
     assert not hides_work(state, NOW + 5.0, RULES)
 
 

@@ -133,12 +133,12 @@ def test_a_guess_holds_until_something_was_seen_and_a_new_incarnation_begins_whe
 def test_who_may_have_waited_for_a_seat_tells_only_the_least_that_a_unit_can_do() -> None:
     rates = fed(14_000.0, 20)
     for _ in range(50):
-        rates.prefilled(4096, 4096 / 2_000, had_seat=False)
+        rates.prefilled(4096, 4096 / 2_000, had_slot=False)
     assert rates.prefill_tokens_s.value == pytest.approx(14_000.0, rel=0.01)
     rates = fed(1_000.0, 20)
     for tokens in (10_000, 100):
         for _ in range(60):
-            rates.prefilled(tokens, 0.0, 1.0, had_seat=False)
+            rates.prefilled(tokens, 0.0, 1.0, had_slot=False)
         assert rates.prefill_tokens_s.value > 7_500.0
 
 
@@ -236,7 +236,7 @@ def test_what_one_unit_shows_first_its_peers_have_before_costs_are_compared() ->
     board.tick(100.0)
     fed(44_000.0, 1, board.units["u0"].costs.rates)
     board.tick(100.25)
-    speeds = [state.costs.forecast.tokens_s for state in board]
+    speeds = [state.costs.cost_terms.tokens_s for state in board]
     assert speeds == [speeds[0]] * 4
     assert speeds[0] > 10_000.0 > FIRST_PREFILL_TOKENS_S
 
@@ -482,7 +482,7 @@ def test_what_nobody_knows_takes_as_long_as_on_the_slowest_engine_and_larger_pro
 
 def test_an_engine_that_is_always_full_shows_at_least_how_long_prompts_and_slots_take() -> None:
     stream, plain = StepTimes(), StepTimes()
-    stream.prefilled(Prefilled(100, 1.0, 1.0, 1.0, False, False, had_seat=False))
+    stream.prefilled(Prefilled(100, 1.0, 1.0, 1.0, False, False, had_slot=False))
     plain.answered(100, 1.0, 12)
     for step_times in (stream, plain):
         assert step_times.prefill_s(100, beside=200) == pytest.approx(3.0)

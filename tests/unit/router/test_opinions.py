@@ -21,7 +21,7 @@ from cellgate.router.known_answers import (
     why_wrong,
 )
 from cellgate.router.nouns import UNKNOWN_BUILD, Answered, AnswerToken, Build
-from cellgate.router.opinions import AGAIN, HANDFUL, OPINIONS_MAX, PURSE, Advice, Kind, Opinions, Refusing
+from cellgate.router.opinions import AGAIN, BUDGET, HANDFUL, OPINIONS_MAX, Advice, Kind, Opinions, Refusing
 
 CHAT, IMAGES = Kind("m", "/chat"), Kind("m", "/chat", "images")
 UNITS = ("a", "b")
@@ -153,7 +153,7 @@ def test_two_units_that_say_the_same_clear_each_other_and_few_are_asked_again() 
 def test_of_a_burst_a_few_are_asked_and_the_others_are_held_until_one_has_said_something() -> None:
     opinions = Opinions()
     advice = [opinions.doubt("a", CHAT, "401", 0, 1.0) for _ in range(60)]
-    assert (advice.count(Advice.ASK), advice.count(Advice.HOLD)) == (PURSE, 60 - PURSE)
+    assert (advice.count(Advice.ASK), advice.count(Advice.HOLD)) == (BUDGET, 60 - BUDGET)
     settled = opinions.settled("a", CHAT)
     opinions.served("a", "b", CHAT, 10, "401", is_fault=True)
     assert opinions.settled("a", CHAT) > settled
@@ -170,7 +170,7 @@ def test_so_many_units_are_asked_about_one_request_and_in_vain() -> None:
     assert Opinions().doubt("a", CHAT, "400", OPINIONS_MAX, 1.0) is Advice.SHOW
     opinions = Opinions()
     advice = [opinions.doubt("a", Kind("m", f"/{n}"), "400", 0, 1.0) for n in range(20)]
-    assert advice.count(Advice.ASK) == PURSE
+    assert advice.count(Advice.ASK) == BUDGET
 
 
 def test_a_unit_about_which_nobody_can_be_asked_is_compared_with_its_peers() -> None:

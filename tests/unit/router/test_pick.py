@@ -14,7 +14,7 @@ import pytest
 from cellgate.proxy.control.explain import dry_run
 from cellgate.router.adapters import EVICT_SHARE, LOAD_S, Adapters
 from cellgate.router.board import Board
-from cellgate.router.cost import Seats
+from cellgate.router.cost import Slots
 from cellgate.router.cost_model import SURE, Usage
 from cellgate.router.learning import MODELS_MAX, AnswerLengths
 from cellgate.router.nouns import (
@@ -113,7 +113,7 @@ def test_a_beginning_of_ones_own_stays_where_it_is() -> None:
 
 
 def test_the_seats_of_an_engine_are_learnt_from_what_waits_while_as_many_run() -> None:
-    seats = Seats()
+    seats = Slots()
     for times, running, waiting, kv_use, limit in (
         # It is computing prompts, and more run each time.
         (1, 3, 9, 0.2, inf),
@@ -155,7 +155,7 @@ def slow(router: Router, name: str, tokens_s: float, step_s: float) -> None:
     rates = router.board.units[name].costs.rates
     rates.prefill_tokens_s.value = tokens_s
     rates.steps.base_s = step_s
-    router.board.forecast(NOW)
+    router.board.update_costs(NOW)
 
 
 def test_trying_a_slower_unit_costs_a_small_share_of_what_all_wait() -> None:
@@ -239,7 +239,7 @@ def test_steps_are_learnt_from_gaps_before_the_first_answers_end() -> None:
         state.batch = 1.0
     router.board.tick(NOW + 1.5)
     assert a.costs.rates.steps.seen == b.costs.rates.steps.seen == 1
-    assert a.costs.forecast.step_s == b.costs.forecast.step_s
+    assert a.costs.cost_terms.step_s == b.costs.cost_terms.step_s
     router.board.tick(NOW + 3.0)
     assert a.costs.rates.steps.seen == 1, "streams that end say it better"
 
@@ -263,12 +263,12 @@ def plain_answers(router: Router, name: str, took_s: float, tokens: int, count: 
 def test_plain_answers_of_one_token_show_that_a_weight_is_wrong() -> None:
     router = unknown(unit("a", weight=4.0), unit("b"))
     a, b = router.board.units.values()
-    assert a.costs.forecast.tokens_s == 4.0 * b.costs.forecast.tokens_s
+    assert a.costs.cost_terms.tokens_s == 4.0 * b.costs.cost_terms.tokens_s
     for name in ("a", "b"):
         plain_answers(router, name, took_s=0.08, tokens=0)
-    router.board.forecast(NOW + 1000.0)
-    assert a.costs.forecast.tokens_s == b.costs.forecast.tokens_s
-    assert a.costs.forecast.step_s == b.costs.forecast.step_s
+    router.board.update_costs(NOW + 1000.0)
+    assert a.costs.cost_terms.tokens_s == b.costs.cost_terms.tokens_s
+    assert a.costs.cost_terms.step_s == b.costs.cost_terms.step_s
 
 
 def test_plain_answers_teach_steps_as_long_as_no_stream_does_and_few_tokens_teach_nothing() -> None:

@@ -18,9 +18,9 @@ from cellgate.router.poison import (
     UNSHOWN_S,
     Ban,
     Bans,
-    Fate,
     Ledger,
     Loss,
+    PromptVerdict,
 )
 from cellgate.router.unit_state import Lease
 
@@ -49,7 +49,7 @@ class Scene:
         is_loss: bool = True,
         works: bool = True,
         place: str = "",
-    ) -> list[Fate]:
+    ) -> list[PromptVerdict]:
         """A unit breaks these requests, and not those that `survive`; what becomes of each."""
         self.now += 5.0
         there = [*died, *survive]
@@ -72,25 +72,25 @@ class Scene:
 def test_who_was_alone_at_both_of_two_deaths_ends() -> None:
     """Deaths are counted by what is asked: many clients with one prompt are one, and met one death."""
     scene = Scene()
-    assert scene.dies("a", POISON, POISON, X) == [Fate.MOVES] * 3
-    assert scene.dies("b", Z, POISON, POISON) == [Fate.MOVES, Fate.ENDS, Fate.ENDS]
+    assert scene.dies("a", POISON, POISON, X) == [PromptVerdict.MOVES] * 3
+    assert scene.dies("b", Z, POISON, POISON) == [PromptVerdict.MOVES, PromptVerdict.ENDS, PromptVerdict.ENDS]
 
 
 def test_units_that_are_lost_with_their_gate_have_died_once() -> None:
     """A router has them by way of other gates: a killed one breaks what it carried to each of its units."""
     scene = Scene()
-    assert scene.dies("a", POISON, place="gate") == [Fate.MOVES]
+    assert scene.dies("a", POISON, place="gate") == [PromptVerdict.MOVES]
     scene.now -= 5.0 - 0.01
-    assert scene.dies("b", POISON, lived_s=0.005, place="gate") == [Fate.MOVES]
-    assert scene.dies("c", POISON, place="another gate") == [Fate.ENDS]
+    assert scene.dies("b", POISON, lived_s=0.005, place="gate") == [PromptVerdict.MOVES]
+    assert scene.dies("c", POISON, place="another gate") == [PromptVerdict.ENDS]
 
 
 def test_where_two_were_at_both_deaths_both_are_suspects_and_the_third_ends_the_one_that_was_there() -> None:
     scene = Scene()
     scene.dies("a", POISON, X, Y)
-    assert scene.dies("b", POISON, X) == [Fate.SUSPECT, Fate.SUSPECT]
+    assert scene.dies("b", POISON, X) == [PromptVerdict.SUSPECT, PromptVerdict.SUSPECT]
     assert scene.ledger.records[X].is_suspect
-    assert scene.dies("c", POISON, Z) == [Fate.ENDS, Fate.MOVES]
+    assert scene.dies("c", POISON, Z) == [PromptVerdict.ENDS, PromptVerdict.MOVES]
     assert not scene.ledger.records[X].ended
 
 
@@ -99,10 +99,10 @@ def test_a_unit_that_only_cut_one_connection_ended_nobody_else_and_whoever_is_an
     scene = Scene()
     scene.dies("a", POISON, survive=(X,))
     scene.settle()
-    assert scene.dies("b", POISON, survive=(Y,)) == [Fate.ENDS]
+    assert scene.dies("b", POISON, survive=(Y,)) == [PromptVerdict.ENDS]
     scene.dies("a", Z)
     scene.ledger.answered(Z)
-    assert scene.dies("b", Z) == [Fate.MOVES]
+    assert scene.dies("b", Z) == [PromptVerdict.MOVES]
 
 
 def test_a_stream_that_goes_on_past_the_point_at_which_it_died_is_not_blamed() -> None:
@@ -110,14 +110,14 @@ def test_a_stream_that_goes_on_past_the_point_at_which_it_died_is_not_blamed() -
     scene = Scene()
     for number in range(8):
         tokens = number * (SLACK_TOKENS + 2) + number * number
-        assert scene.dies(f"u{number}", X, tokens=tokens, shown=tokens) == [Fate.MOVES]
+        assert scene.dies(f"u{number}", X, tokens=tokens, shown=tokens) == [PromptVerdict.MOVES]
     for further in (0, 1, SLACK_TOKENS):
         scene = Scene()
         scene.dies("a", POISON, tokens=40)
-        assert scene.dies("b", POISON, tokens=40 + further) == [Fate.ENDS]
+        assert scene.dies("b", POISON, tokens=40 + further) == [PromptVerdict.ENDS]
     scene = Scene()
     fates = [scene.dies(unit, POISON, tokens=40 * n, shown=40) for n, unit in enumerate("abc", start=1)]
-    assert fates == [[Fate.MOVES], [Fate.MOVES], [Fate.ENDS]]
+    assert fates == [[PromptVerdict.MOVES], [PromptVerdict.MOVES], [PromptVerdict.ENDS]]
 
 
 @pytest.mark.parametrize(("tokens", "seconds"), [(0, COMMITTED_S), (3, SHOWN_S)])
@@ -132,7 +132,7 @@ def test_a_suspect_is_cleared_once_it_has_shown_tokens_for_long_enough(tokens: i
     scene.ledger.tick(scene.now + seconds)
     assert scene.ledger.suspected() == set()
     assert not scene.ledger.records[X].is_suspect
-    assert scene.dies("c", X, POISON, tokens=tokens) == [Fate.MOVES, Fate.ENDS]
+    assert scene.dies("c", X, POISON, tokens=tokens) == [PromptVerdict.MOVES, PromptVerdict.ENDS]
 
 
 def test_a_suspect_that_shows_nothing_for_long_keeps_the_others_waiting_no_more_and_is_not_cleared() -> None:
@@ -162,9 +162,9 @@ def test_three_units_that_die_at_once_are_the_doing_of_a_prompt_that_they_had_in
         nobody.now -= 5.0 - AT_ONCE_S / 4
         fates.append(scene.dies(unit, POISON, 10 + number)[0])
         scene.now -= 5.0 - AT_ONCE_S / 4
-    assert fates == [Fate.MOVES, Fate.ENDS, Fate.ENDS]
+    assert fates == [PromptVerdict.MOVES, PromptVerdict.ENDS, PromptVerdict.ENDS]
     nobody.now += 2 * AT_ONCE_S
-    assert nobody.dies("d", X) == [Fate.MOVES]
+    assert nobody.dies("d", X) == [PromptVerdict.MOVES]
     assert not nobody.ledger.records[X].is_suspect
 
 
@@ -174,10 +174,10 @@ def test_what_breaks_later_with_a_unit_that_died_met_the_same_death_and_what_cam
     scene.dies("a", POISON, survive=(X,))
     late = scene.now + 1.2
     loss = Loss("a", "a", X, "m", scene.now - 3.0, late, tokens=5)
-    assert scene.ledger.lost(loss, lambda: (), works=True) is Fate.MOVES
+    assert scene.ledger.lost(loss, lambda: (), works=True) is PromptVerdict.MOVES
     assert scene.ledger.records[X].marks[0].death is scene.ledger.records[POISON].marks[0].death
     scene.now -= 4.5
-    assert scene.dies("a", POISON) == [Fate.ENDS]
+    assert scene.dies("a", POISON) == [PromptVerdict.ENDS]
 
 
 @pytest.mark.parametrize(
@@ -198,7 +198,7 @@ def test_an_error_that_an_engine_reports_is_a_death_once_it_is_lost() -> None:
     """Soon after: who got it ends with the second of these engines."""
     late, scene = Scene(), Scene()
     for unit in "ab":
-        assert late.dies(unit, POISON, is_loss=False) == [Fate.MOVES]
+        assert late.dies(unit, POISON, is_loss=False) == [PromptVerdict.MOVES]
     assert late.ledger.fell("a", late.now - 5.0 + 0.5) == []
     assert late.ledger.fell("b", late.now + FALL_S) == []
     assert not late.ledger.records[POISON].ended
@@ -215,7 +215,7 @@ def test_a_third_failure_behind_two_replies_is_waited_for() -> None:
     for unit in "abc":
         is_last = unit == "c"
         loss = Loss(unit, unit, POISON, "m", scene.now, scene.now, is_loss=False, is_reply=not is_last)
-        assert scene.ledger.lost(loss, lambda: (), works=True) is Fate.MOVES
+        assert scene.ledger.lost(loss, lambda: (), works=True) is PromptVerdict.MOVES
         assert scene.ledger.records[POISON].is_to_wait(scene.now) is is_last
     assert not scene.ledger.records[POISON].is_to_wait(scene.now + SPACE_S)
 
@@ -227,12 +227,12 @@ def test_who_got_an_error_is_company_to_those_whose_connections_broke_as_the_eng
         scene.dies(unit, POISON, is_loss=False, survive=(X,))
         scene.now -= 5.0
         fates = scene.dies(unit, X)
-    assert fates == [Fate.SUSPECT]
+    assert fates == [PromptVerdict.SUSPECT]
     scene = Scene()
     scene.dies("a", X, POISON)
     scene.dies("b", POISON, is_loss=False)
     scene.now -= 4.5
-    assert scene.dies("b", X, lived_s=0.3) == [Fate.SUSPECT]
+    assert scene.dies("b", X, lived_s=0.3) == [PromptVerdict.SUSPECT]
 
 
 def test_what_is_kept_is_bounded_and_what_is_long_ago_forgotten() -> None:
@@ -248,17 +248,17 @@ def test_what_is_kept_is_bounded_and_what_is_long_ago_forgotten() -> None:
 def test_when_all_units_fall_silent_a_prompt_is_to_blame_only_where_they_do_one_by_one_under_it() -> None:
     """The first one's request moves to the third, which is as silent: it is on two of three."""
 
-    def silent(unit: str, fingerprint: int, at: float) -> Fate:
+    def silent(unit: str, fingerprint: int, at: float) -> PromptVerdict:
         loss = Loss(unit, unit, fingerprint, "m", at - 3.0, at, is_silent=True)
         return ledger.lost(loss, lambda: (), works=True, places=3)
 
     ledger = Ledger()
     at_once = [("a", 1, 10.0), ("b", 2, 10.1), ("c", 1, 13.0), ("c", 2, 13.0)]
-    assert Fate.ENDS not in [silent(*each) for each in at_once]
+    assert PromptVerdict.ENDS not in [silent(*each) for each in at_once]
     assert not ledger.records[1].is_suspect
     ledger = Ledger()
     one_by_one = [("a", 2, 10.0), ("a", 1, 10.0), ("b", 3, 13.0), ("b", 1, 13.0)]
-    assert [silent(*each) for each in one_by_one][-1] is Fate.ENDS
+    assert [silent(*each) for each in one_by_one][-1] is PromptVerdict.ENDS
 
 
 def test_what_comes_to_a_dead_unit_before_it_is_seen_to_be_dead_has_not_met_a_death() -> None:
@@ -267,11 +267,11 @@ def test_what_comes_to_a_dead_unit_before_it_is_seen_to_be_dead_has_not_met_a_de
     scene.dies("a", POISON, X)
     scene.dies("b", Y)
     late = Loss("b", "b", POISON, "m", scene.now + 0.01, scene.now + 0.02, worked_at=scene.now - 0.01)
-    assert scene.ledger.lost(late, lambda: (), works=True) is Fate.MOVES
+    assert scene.ledger.lost(late, lambda: (), works=True) is PromptVerdict.MOVES
     assert not scene.ledger.records[POISON].is_suspect
     scene = Scene()
     scene.dies("a", POISON, lived_s=1.0)
-    for unit, fate in (("b", Fate.MOVES), ("c", Fate.ENDS)):
+    for unit, fate in (("b", PromptVerdict.MOVES), ("c", PromptVerdict.ENDS)):
         scene.now -= 4.99
         assert scene.dies(unit, POISON, survive=(Y,), lived_s=0.005) == [fate]
 

@@ -163,10 +163,10 @@ def test_units_with_little_look_alike_and_a_long_line_stays_apart() -> None:
 def test_all_together_it_stays_what_others_have_and_in_its_order(found: list[Line]) -> None:
     """Up to what units compute meanwhile; exactly where others alone have something."""
     expected = expected_s(found)
-    told_s = sum(line.told_s for line in found)
+    told_s = sum(line.reported_s for line in found)
     assert all(each >= 0.0 for each in expected)
     assert abs(sum(expected) - told_s) <= MODEL_UNSEEN_S * len(found) * (1 + 1e-9) + 1e-6 * told_s
-    alone = [Line(0.0, line.told_s) for line in found]
+    alone = [Line(0.0, line.reported_s) for line in found]
     for there, slack_s in ((found, MODEL_UNSEEN_S), (alone, 0.0)):
         whole = [line.own_s + each for line, each in zip(there, expected_s(there), strict=True)]
         order = sorted(range(len(there)), key=lambda place: sum(there[place]))
@@ -182,9 +182,9 @@ def forecasts(told: dict[str, RemoteLoad], *units: Unit) -> list[CostTerms]:
     for unit in units:
         board.report(Load(unit.name, 1.25))
         board.units[unit.name].costs.rates.prefill_tokens_s.guess(1000.0)
-    board.elsewhere = told
+    board.remote_load = told
     board.tick(1.25)
-    return [state.costs.forecast for state in board.units.values()]
+    return [state.costs.cost_terms for state in board.units.values()]
 
 
 def unit(name: str, model: str = "m") -> Unit:

@@ -40,9 +40,9 @@ def test_more_units_never_mean_longer_waits_for_prompts_seats_and_steps() -> Non
     assert found[0] > 20.0, "one unit has three times the work that it can do"
     assert found[-1] == pytest.approx(0.32, abs=0.01), "eight have next to nothing to wait for"
     long = replace(demand(prefill_s=0.001, decode_s=10.0), step_s=lambda _batch: 0.01)
-    assert replay_s(replace(long, seats=100), 4) < 0.1
-    assert replay_s(replace(long, seats=20), 4) > 1.0
-    slow = replace(demand(prefill_s=0.001, decode_s=4.0), seats=12, step_s=lambda batch: 0.01 * batch)
+    assert replay_s(replace(long, slots=100), 4) < 0.1
+    assert replay_s(replace(long, slots=20), 4) > 1.0
+    slow = replace(demand(prefill_s=0.001, decode_s=4.0), slots=12, step_s=lambda batch: 0.01 * batch)
     assert replay_s(slow, 3) > replay_s(replace(slow, step_s=lambda _batch: 0.01), 3)
 
 
@@ -72,7 +72,7 @@ def test_requests_are_taken_from_when_they_came_until_they_ended() -> None:
     found = demand_from(*(served(float(n)) for n in range(ENOUGH)))
     assert found.arrivals[0].at == 0.0
     assert found.arrivals[0].decode_s == 2.0
-    assert (found.measured_s, found.seats) == (3.0, 7)
+    assert (found.measured_s, found.slots) == (3.0, 7)
     plain = demand_from(*(served(float(n), is_stream=False) for n in range(ENOUGH)))
     assert plain.measured_s is None, "when the first token of a plain answer came is not known"
     assert plain.arrivals[0].decode_s == pytest.approx(4.0 - plain.arrivals[0].prefill_s)

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cellgate.proxy.admission.limits import DoorCounts, LimitedDispatcher, LimitLedger, UsageRecord
+from cellgate.proxy.admission.limits import KeyCounts, LimitedDispatcher, LimitLedger, UsageRecord
 from cellgate.proxy.config.key_file import Key, KeyRing, LimitRules, TenantRules
 from cellgate.proxy.config.settings import Address, Settings
 from cellgate.proxy.http.errors import Failure, FailureKind
@@ -288,7 +288,7 @@ class Control:
 
     def __init__(self, **limits: int) -> None:
         self.bills: list[UsageRecord] = []
-        self.ledger = LimitLedger(lambda: AT, DoorCounts(frozenset), lambda bill, _: self.bills.append(bill))
+        self.ledger = LimitLedger(lambda: AT, KeyCounts(frozenset), lambda bill, _: self.bills.append(bill))
         tenant = TenantRules("t")
         rules = LimitRules(tokens_per_minute=1000, **limits)
         self.ledger.take(KeyRing({b"": Key("k", tenant, limits=rules)}, {"t": tenant}))

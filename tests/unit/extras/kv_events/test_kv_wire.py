@@ -31,7 +31,7 @@ from cellgate.extras.kv_events.wire import (
     configured,
     events,
     parts,
-    told,
+    publishers_in,
 )
 from cellgate.router.kv_index import Cleared, Event, KvIndex, Lessons, Removed, Stored
 from cellgate.router.nouns import KvEvents
@@ -231,7 +231,7 @@ def test_a_rank_is_at_the_port_behind_the_one_before_and_vllm_tells_of_each() ->
     assert configured(KvEvents("vllm", "tcp://a:5557")) == {0: Publisher("tcp://a:5557", "")}
     row = {"publisher": "zmq", "endpoint": "tcp://*:5557", "replay_endpoint": "tcp://*:5558"}
     answer = {"0": row, "1": {"endpoint": "tcp://[::]:7"}, "2": {"publisher": "null"}, "x": row}
-    assert told("vllm", answer, URL) == {
+    assert publishers_in("vllm", answer, URL) == {
         0: Publisher("tcp://10.0.0.1:5557", "tcp://10.0.0.1:5558"),
         1: Publisher("tcp://10.0.0.1:7", ""),
     }
@@ -240,13 +240,13 @@ def test_a_rank_is_at_the_port_behind_the_one_before_and_vllm_tells_of_each() ->
 def test_sglang_tells_a_base_and_how_many() -> None:
     """The second row is what 0.5.23 tells."""
     row = {"publisher": "zmq", "endpoint_host": "*", "endpoint_port_base": 5, "dp_size": 2}
-    assert told("sglang", {"kv_events": row}, "http://[fe80::1]:80") == {
+    assert publishers_in("sglang", {"kv_events": row}, "http://[fe80::1]:80") == {
         0: Publisher("tcp://[fe80::1]:5", ""),
         1: Publisher("tcp://[fe80::1]:6", ""),
     }
     ports = {"endpoint_port_base": 15601, "replay_endpoint_port_base": 15701, "topic": "kv", "block_size": 32}
     answer = {"version": "0.5.23", "kv_events": row | ports, "internal_states": [{}]}
-    assert told("sglang", answer, URL) == {
+    assert publishers_in("sglang", answer, URL) == {
         0: Publisher("tcp://10.0.0.1:15601", "tcp://10.0.0.1:15701"),
         1: Publisher("tcp://10.0.0.1:15602", "tcp://10.0.0.1:15702"),
     }
@@ -260,7 +260,7 @@ def test_what_is_not_understood_is_no_publisher(engine: str) -> None:
     answers: list[Any] = [None, [], {"0": None}, {str(KV_WIRE_RANKS_MAX): {"endpoint": "tcp://*:5557"}}]
     answers += [{"0": {"endpoint": endpoint}} for endpoint in endpoints]
     answers += [{"kv_events": row} for row in (*rows, port | {"publisher": "null"})]
-    assert [told(engine, answer, URL) for answer in answers] == [{}] * len(answers)
+    assert [publishers_in(engine, answer, URL) for answer in answers] == [{}] * len(answers)
 
 
 # KvEventFollowers one rank: gaps, replays, restarts, lost connections, broken publishers.

@@ -18,8 +18,8 @@ from cellgate.extras.operator.plan import (
     RecoveryState,
     UnitRow,
     ended,
-    heard,
     plan_recovery,
+    received,
 )
 from cellgate.router.nouns import Verdict
 
@@ -94,10 +94,10 @@ def test_attempts_are_further_and_further_apart_and_then_the_unit_is_given_up() 
         if decided.begin:
             begun.append(world.now)
             world.end("a")
-        if decided.give_up:
+        if decided.abort:
             break
     assert begun == [10.0, 110.0, 310.0]
-    assert (decided.give_up, world.now) == (("a",), 710.0)
+    assert (decided.abort, world.now) == (("a",), 710.0)
     assert world.look(1e6) == RecoveryPlan({"a": world.courses["a"]})
     assert REMEDY.patience_s(50) == BACKOFF_MAX_S
     assert Remedy("x", REMEDY.action, backoff_s=7200.0).patience_s(3) == 7200.0
@@ -122,7 +122,7 @@ def test_a_unit_that_came_back_and_stayed_begins_anew() -> None:
         world.set("a", UP)
         world.look(5.0)
         world.set("a", DOWN)
-    assert world.look(1000.0).give_up == ("a",)
+    assert world.look(1000.0).abort == ("a",)
 
 
 def test_a_unit_that_may_still_be_starting_is_given_the_time_for_it() -> None:
@@ -160,7 +160,7 @@ def test_undraining_takes_up_again_what_was_given_up_and_while_the_gate_may_not_
     world = World(remedy=Remedy("x", REMEDY.action, after_s=1.0, attempts=1, backoff_s=2.0), down="a")
     world.look(1.0)
     world.end("a")
-    assert world.look(2.0).give_up == ("a",)
+    assert world.look(2.0).abort == ("a",)
     world.mark("a", drained=True)
     world.look(1.0)
     world.mark("a")
@@ -174,11 +174,11 @@ def test_the_unit_that_has_been_down_longest_comes_first() -> None:
     """One that shares its fate with others is given longer, and not for ever."""
     world = World("ab", down="ab")
     for name in "ab":
-        world.seen[name] = world.seen[name]._replace(shares_fate=True)
+        world.seen[name] = world.seen[name]._replace(has_common_cause=True)
     assert [world.begins(wait_s) for wait_s in (99.0, 1.0)] == ["", "a"]
     world.set("a", UP)
     world.end("a")
-    world.seen["b"] = world.seen["b"]._replace(shares_fate=False)
+    world.seen["b"] = world.seen["b"]._replace(has_common_cause=False)
     assert world.begins(0.0) == "b", "it has been DOWN for long enough"
     world = World("abc")
     for name in "cab":
@@ -249,10 +249,10 @@ def test_while_another_gate_acts_it_begins_nothing_and_then_has_not_to_wait_agai
     world = World(down="a")
     world.look(9.0, acts=False)
     claim = Claim("a", "c", "gate-2", "a-1", attempt=1, rest_s=100.0, age_s=4.0)
-    world.courses = {"a": heard(world.courses["a"], claim, world.now)}
+    world.courses = {"a": received(world.courses["a"], claim, world.now)}
     assert [world.begins(wait_s) for wait_s in (95.9, 0.1)] == ["", "a"]
     assert world.courses["a"].tries == 2
-    assert heard(None, replace(claim, attempt=3, age_s=201.0), 0.0) == RecoveryState("c")
+    assert received(None, replace(claim, attempt=3, age_s=201.0), 0.0) == RecoveryState("c")
 
 
 @pytest.mark.parametrize(
@@ -320,7 +320,7 @@ def test_laws(remedy: Remedy, story: list[Happens]) -> None:
         busy = [name for name, state in decided.states.items() if state.is_busy]
         assert len(busy) <= remedy.max_parallel
         assert len(busy) <= max(1.0, remedy.max_share * len(UNITS))
-        assert moment.may_act or not (decided.begin or decided.give_up)
+        assert moment.may_act or not (decided.begin or decided.abort)
         for name in decided.begin:
             assert world.seen[name].verdict is DOWN
             assert not world.seen[name].drained

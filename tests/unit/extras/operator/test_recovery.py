@@ -288,7 +288,7 @@ async def test_another_remedy_counts_from_the_next_look_on() -> None:
     ward.recovery.hand_over()
     await ward.down(50.0)
     assert not ward.deeds
-    ward.recovery.go_on()
+    ward.recovery.carry_on()
     await ward.wait(9.0)
     await ward.wait(2.0)
     assert len(ward.deeds) == 1

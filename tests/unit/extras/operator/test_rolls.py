@@ -270,7 +270,7 @@ def test_a_unit_that_another_gate_has_drained_is_drained_and_one_that_is_gone_ge
     board, policy = Board(Rules()), RollPolicy(RunCommand(("roll",)), "audit")
     board.configure(Fleet(units=tuple(Unit(name, "c", f"http://{name}") for name in "abc")), 0.0)
     board.drain("a", drained=True)
-    board.elsewhere = {"b": RemoteLoad(drained=True)}
+    board.remote_load = {"b": RemoteLoad(drained=True)}
     plane: Any = SimpleNamespace(
         board=board,
         now=lambda: 1.0,
