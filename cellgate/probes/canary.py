@@ -194,7 +194,9 @@ class Canary:
         context.notes[_OUTRUN] = context.notes.get(_OUTRUN, 0) + 1 if is_outrun else 0
         if context.restarted != restarted:
             # Perhaps the process before has answered, in its last moment.
-            judged = _Finding(Sign.NEUTRAL, Strength.WEAK, f"{judged.reason}; but the unit has restarted meanwhile")
+            judged = _Finding(
+                Sign.NEUTRAL, Strength.WEAK, f"{judged.reason}; but the unit has restarted meanwhile"
+            )
         # What it is comes before the evidence: a unit that comes up is known.
         if judged.fingerprint:
             yield Built(context.unit.name, Build(judged.fingerprint), context.now())

@@ -1,7 +1,7 @@
 """The runner: runs one probe of one unit repeatedly, as long as the unit is probed.
 
 1. Runs never overlap. A nudge starts the next run now, or right after the current one.
-2. No exception of a probe, or of the taker of its findings, ends the runner: one in a run is logged and is
+2. No exception of a probe, or of who gets its findings, ends the runner: one in a run is logged and is
    neutral evidence. One in `due_at` is logged once, and the probe then runs every second.
 3. Time is the loop's, randomness is injected. No run is later than its probe's `due_at`.
 4. A run is no task, because thousands of them begin each second: a page is asked for and read by callbacks,
@@ -74,7 +74,7 @@ class Runner:
         self._rng = rng
         self._timers = timers
         self._due: Timer | None = None
-        """Its call in the agenda, if it has one."""
+        """Its timer, if it has one."""
         self._awaited_at = -math.inf
         """When it was due at the latest, when it began to wait."""
         self._nudged = False
@@ -140,7 +140,7 @@ class Runner:
             return self._last_at + BLIND_PAUSE_S
 
     def sweep(self, now: float) -> None:
-        """End a run that takes too long; must be called now and then, because a call in the agenda for each
+        """End a run that takes too long; must be called now and then, because a timer for each
         is too expensive.
 
         Only one that was late at the previous call too: after a blocked loop the probe's own timeouts are due
@@ -289,7 +289,7 @@ class Runner:
                 raise
             raise TimeoutError from None
         except Exception:
-            # The taker may have failed while the probe is still running.
+            # Who gets it may have failed while the probe is still running.
             await findings.aclose()
             raise
 
@@ -310,7 +310,7 @@ class Runner:
         _log.error("probe %s of unit %s: %s: %r; %s", name, unit, what, error, then)
 
 
-# The agenda: calls that are due at their times, with one timer of the loop for all of them.
+# Timers: calls that are due at their times, with one timer of the loop for all of them.
 #
 # A timer of the loop for each look would cost as much as the look. Calls that are due at about the same time
 # are made together: that wakes the process less often, and code and data that were just used are still in the

@@ -155,7 +155,7 @@ class Gateway:
         return fields if self.key_check is None else fields | KEY_FIELDS
 
     def ask_for_keys(self, key_check: KeyCheck) -> None:
-        """Let this door ask all clients for keys that come from now on."""
+        """Ask all clients that come from now on for keys."""
         self.key_check = key_check
         self.routing_fields = self._fields()
 

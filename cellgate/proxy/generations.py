@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from cellgate.proxy.http.client import ResponseClient
     from cellgate.proxy.http.request import Request
     from cellgate.proxy.observe.access_log import Finished
-    from cellgate.proxy.observe.counters import ContinuationResult
+    from cellgate.proxy.observe.counters import ResumeResult
     from cellgate.proxy.request.ports import Reports
     from cellgate.router.cost_model import Usage
     from cellgate.router.unit_state import Lease
@@ -86,7 +86,7 @@ class Generation:
     def broke(self, unit: str, at: float) -> None:
         """A unit broke its answer after the commit."""
 
-    def settled(self, result: ContinuationResult) -> None:
+    def settled(self, result: ResumeResult) -> None:
         """The result of the first break without a result is known."""
 
     def over(self, record: Finished, _at: float) -> None:

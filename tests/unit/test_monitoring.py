@@ -35,7 +35,7 @@ from cellgate.proxy.observe.helpers import Helpers
 from cellgate.proxy.observe.routing_metrics import RoutingMetrics
 from cellgate.proxy.process.certificates import CertificateMetrics, Expiry
 from cellgate.proxy.redis.link import RedisLink, RedisMetrics
-from cellgate.proxy.workers.control_process import WorkerMetrics, Workers, WorkerTotals
+from cellgate.proxy.workers.control_process import ControlProcess, WorkerMetrics, WorkerTotals
 from cellgate.router.board import Board
 from cellgate.router.nouns import (
     Ask,
@@ -83,7 +83,7 @@ def exposed() -> list[Family]:
     routing.completed(board.open("a1", Ask(), 1.0, retry=False), None, 3)
     metrics.include(routing)
     workers = SimpleNamespace(totals={0: WorkerTotals()}, deaths=0, lost_attempts=0, accepting=int)
-    metrics.include(WorkerMetrics(cast("Workers", workers), 0))
+    metrics.include(WorkerMetrics(cast("ControlProcess", workers), 0))
     link = SimpleNamespace(state="", peers=lambda: 0, counts=Counter[str]())
     metrics.include(RedisMetrics(cast("RedisLink", link), board))
     sources = SimpleNamespace(connected=lambda: {"file units.yaml": True})

@@ -24,7 +24,6 @@ from cellgate.extras.kv_events.wire import (
     BrokenPublisherError,
     EventBatch,
     KvDecoder,
-    KvEventLink,
     MalformedError,
     Numbers,
     NumberStep,
@@ -74,7 +73,7 @@ class KvEventFollowers:
         board: Board,
         fetch_of: Callable[[UnitState], Fetch],
         now: Callable[[], float],
-        link: Callable[[Publisher], KvEventLink] | None = None,
+        link: Callable[[Publisher], ZmqLink] | None = None,
     ) -> None:
         self._board = board
         self._fetch_of = fetch_of
@@ -160,7 +159,7 @@ class KvEventFollowers:
             for rank in followed.publishers if state.costs.known is not None else ():
                 state.costs.known.rank(rank, BLOCKS_MAX // ranks)  # type: ignore[union-attr]
 
-    def _connect(self, publisher: Publisher) -> KvEventLink:
+    def _connect(self, publisher: Publisher) -> ZmqLink:
         if self._context is None:
             self._context = zmq.Context(io_threads=1)
         return ZmqLink(self._context, publisher)
@@ -203,7 +202,7 @@ class RankFollower:
         of: str,
         rank: int,
         known: KnownPrefixes,
-        link: Callable[[], KvEventLink],
+        link: Callable[[], ZmqLink],
         now: Callable[[], float],
         counts: Counter[str],
         decoder: KvDecoder,
@@ -260,7 +259,7 @@ class RankFollower:
         self._index.clear()
         self._numbers.begin_anew()
 
-    async def _follow(self, link: KvEventLink) -> None:
+    async def _follow(self, link: ZmqLink) -> None:
         self._restarts, self._is_up = 0, False
         while True:
             match link.take():
@@ -281,7 +280,7 @@ class RankFollower:
                         await self._catch_up(link)
                     await self._published(link, message)
 
-    async def _catch_up(self, link: KvEventLink) -> None:
+    async def _catch_up(self, link: ZmqLink) -> None:
         """Make up for what was published before the connection was there."""
         if self._numbers.next is not None and not (link.can_replay and await self._goes_on(link)):
             self._forget()
@@ -289,12 +288,12 @@ class RankFollower:
             await self._replay(link, 0)
         self._known.resume(self._rank)
 
-    async def _replay(self, link: KvEventLink, first: int) -> None:
+    async def _replay(self, link: ZmqLink, first: int) -> None:
         async with aclosing(link.replay(first)) as messages:
             async for message in messages:
                 await self._replayed(message)
 
-    async def _goes_on(self, link: KvEventLink) -> bool:
+    async def _goes_on(self, link: ZmqLink) -> bool:
         """Replay from the last message that was applied; False: the publisher does not have it any more, or
         it is another process.
         """
@@ -315,7 +314,7 @@ class RankFollower:
             self._index.clear()
         await self._apply(message)
 
-    async def _published(self, link: KvEventLink, message: EventBatch) -> None:
+    async def _published(self, link: ZmqLink, message: EventBatch) -> None:
         step = self._numbers.take(message.number)
         if step is NumberStep.SKIP:
             return
@@ -340,7 +339,7 @@ class RankFollower:
             raise BrokenPublisherError("the numbers of its messages run backwards again and again")
         self._forget()
 
-    async def _fill(self, link: KvEventLink) -> None:
+    async def _fill(self, link: ZmqLink) -> None:
         """Replay what is missing."""
         if link.can_replay and self._numbers.next is not None:
             self._known.suspend(self._rank)

@@ -21,7 +21,7 @@ from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from enum import Enum
 from itertools import zip_longest
-from typing import Any, BinaryIO, NamedTuple, Protocol
+from typing import Any, BinaryIO, NamedTuple
 from urllib.parse import urlsplit
 
 import msgpack
@@ -78,30 +78,8 @@ class BrokenPublisherError(Exception):
     """What is there does not publish KV events as it should."""
 
 
-class KvEventLink(Protocol):
-    """One rank's events."""
-
-    @property
-    def can_replay(self) -> bool: ...
-    def take(self) -> EventBatch | Reached | None:
-        """What has come next; None: nothing yet. Raises BrokenPublisherError, MalformedError."""
-        ...
-
-    async def wait(self) -> None:
-        """Until something may have come."""
-        ...
-
-    def replay(self, first: int) -> AsyncGenerator[EventBatch, None]:
-        """The messages from a number on, as far as they are kept. Raises BrokenPublisherError."""
-        ...
-
-    def close(self) -> None:
-        """Leave."""
-        ...
-
-
 class ZmqLink:
-    """A KvEventLink by ZeroMQ. Raises BrokenPublisherError for an address that is none."""
+    """One rank's events, by ZeroMQ. Raises BrokenPublisherError for an address that is none."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], publisher: Publisher) -> None:
         self._context = context

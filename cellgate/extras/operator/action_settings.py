@@ -162,7 +162,7 @@ class Remedy:
     max_parallel (1), max_share (0.5): so many units, and so large a share of the cell, at one time; one
     unit is always allowed. attempts (3): then the gate gives up.
     backoff_s (600): how long a unit is given to come back, doubled with each attempt. `dry_run` (off): all
-    but the deed.
+    but the act.
     """
 
     audit: str

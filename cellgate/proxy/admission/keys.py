@@ -1,4 +1,4 @@
-"""The door: finds the key of each request, and watches over those in flight.
+"""The check of keys: finds the key of each request, and watches over those in flight.
 
 In this order: `KeyChecker`, `KeyFollower`, `KeyAdmission`, `TokenVerifier`.
 """
@@ -38,7 +38,7 @@ _SCHEME_BYTES = len(_SCHEME)
 
 
 class KeyChecker:
-    """The door of one process. `accounts` get what requests use; `ends_streams`: a request in flight ends
+    """The check of one process. `accounts` get what requests use; `ends_streams`: a request in flight ends
     when its key is revoked or expires. `tokens` are asked about what is in no file.
     """
 
@@ -298,19 +298,6 @@ _BEHIND_TENANT = _TENANT + 1
 _new = tuple.__new__
 
 
-class KeyDesk(Protocol):
-    """The door that a request came through. `in_flight` has those that were charged."""
-
-    accounts: Accounts
-    estimators: TokenEstimators
-    in_flight: dict[KeyAdmission, None]
-    closed: dict[tuple[str, str], tuple[float, Failure]]
-
-    def shut(self, key: Key, refusal: Failure) -> None: ...
-    def refusal(self, key: Key) -> Failure | None: ...
-    def ended(self, key: Key) -> None: ...
-
-
 class KeyAdmission:
     """That of one request, which came at `at` (seconds since 1970). `digest` is that of what it has shown. It
     observes the request (request/ports.py), to account for it.
@@ -332,7 +319,7 @@ class KeyAdmission:
     )
 
     def __init__(
-        self, key_check: KeyDesk, digest: bytes, key: Key, keyed_request: KeyedRequest, at: float
+        self, key_check: KeyChecker, digest: bytes, key: Key, keyed_request: KeyedRequest, at: float
     ) -> None:
         self._key_check = key_check
         self.digest = digest
@@ -536,7 +523,7 @@ class KeyAdmission:
         """The result of the break is known."""
 
 
-# The door: finds the key of each request, and watches over those in flight.
+# The check of keys: finds the key of each request, and watches over those in flight.
 #
 # Keys are looked up by their SHA-256. That takes as long for a wrong key as for a right one as far as anybody
 # can use it: how far a comparison of digests gets says nothing about the key, because nobody can choose a key

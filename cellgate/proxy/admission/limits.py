@@ -110,7 +110,7 @@ class LimitLedger:
         plan.correct((0, tokens, self._money(model, 0, tokens)), self._wall())
 
     def refused(self, tenant: str, limit: str) -> None:
-        """A request was refused at the door: of this limit nothing is left."""
+        """A request was refused at its key: of this limit nothing is left."""
         self.counts.refused(tenant, limit)
 
     def settle(self, usage_record: UsageRecord) -> None:
@@ -570,7 +570,7 @@ class Accounts(Protocol):
         """A request that was charged is over."""
 
     def refused(self, tenant: str, limit: str) -> None:
-        """A request was refused at the door: of this limit nothing is left."""
+        """A request was refused at its key: of this limit nothing is left."""
 
 
 # What keys and limits count, as Prometheus metric families. Labels are names of the file of keys, and

@@ -124,7 +124,7 @@ class LimitSharing(Protocol):
 def make_key_check(
     settings: Settings, accounts: Accounts, wall: Callable[[], float] = time.time
 ) -> KeyChecker:
-    """The door of a process that has clients. It has no keys yet."""
+    """The check of keys of a process that has clients. It has no keys yet."""
     keys = settings.keys
     assert keys is not None
     tokens: TokenVerifier | None = None

@@ -307,7 +307,7 @@ class Caller(Protocol):
 
 
 class Call:
-    """One request in flight. Also the taker of its connection, and the sink of its reply.
+    """One request in flight. Also the waiter for its connection, and the sink of its reply.
 
     `over`: the caller has the result, or the call is abandoned; `reply_head` is set once it has arrived;
     `usual` is what the server usually replies, or has just replied, if that may be usual.

@@ -69,7 +69,7 @@ class UnitConnection(asyncio.Protocol):
         "usual",
     )
 
-    def __init__(self, pool: ConnectionOwner) -> None:
+    def __init__(self, pool: Pool) -> None:
         self._pool = pool
         self._held = self._taken = False
         # What was read, and from where on it has yet to be parsed.
@@ -329,17 +329,6 @@ class TokenSink(Protocol):
         """One whole chunk that holds the event of a token and ends it."""
 
 
-class ConnectionOwner(Protocol):
-    """Where connections come from and go back to: the pool."""
-
-    read_scheduler: ReadScheduler
-
-    def give_back(self, conn: UnitConnection) -> None: ...
-    def forget(self, conn: UnitConnection) -> None: ...
-    def closed(self, conn: UnitConnection, *, broken: bool, unused: bool) -> None: ...
-    def report(self, error: Exception) -> None: ...
-
-
 # Connections to one unit: kept alive for reuse, a new one is opened when none is idle.
 #
 # The name of the unit is resolved on every new connection. The youngest idle connection is taken first, and
@@ -365,7 +354,7 @@ MakeTls = Callable[[], ssl.SSLContext]
 
 
 class ConnectionWaiter(Protocol):
-    """Wants a connection. Exactly one of the two is called, once, unless the taker cancels."""
+    """Wants a connection. Exactly one of the two is called, once, unless the waiter cancels."""
 
     def on_connected(self, conn: UnitConnection) -> None: ...
     def on_failed(self, failure: Failure) -> None: ...
@@ -439,7 +428,7 @@ class Pool:
         task.add_done_callback(self._settled)
 
     def cancel(self, waiter: ConnectionWaiter) -> None:
-        """The taker no longer wants its connection; what is being opened is kept for the next."""
+        """The waiter no longer wants its connection; what is being opened is kept for the next."""
         for task, waiting in self._connecting.items():
             if waiting is waiter:
                 self._connecting[task] = None

@@ -95,7 +95,7 @@ class HaproxyAgent:
         return self._formatter.line(about, reply, self._balancers.count(about, now))
 
     def admit(self, connection: _AgentConnection, peer: str) -> bool:
-        """Whether a visitor may ask."""
+        """Whether one more may ask."""
         if len(self._connections) >= CONNECTIONS_MAX:
             self.counts["too_many"] += 1
         elif not self._may_ask(peer):
@@ -106,7 +106,7 @@ class HaproxyAgent:
         return False
 
     def left(self, connection: _AgentConnection) -> None:
-        """A visitor has left."""
+        """One has left."""
         self._connections.discard(connection)
 
     def _reply(self, about: str, now: float) -> AgentReply | None:

@@ -4,7 +4,7 @@ the two meet (SGLang), the decoder has the request at the same time.
 1. A decoder that can compute the prompt itself does so whatever becomes of the leg, which then never fails a
    request. One that cannot would wait for a prefiller that is gone for minutes: it is left at once.
 2. The prefiller's lease is released exactly once, before its owner learns of the end.
-3. Blocks that were computed and that no decoder is known to have fetched are orphans (UnclaimedBlocks).
+3. Blocks that were computed and that no decoder is known to have fetched are unclaimed (UnclaimedBlocks).
 
 In this order: `PrefillLeg`, `PromptLeg`, `Rendezvous`, `may_have_some`.
 """

@@ -2,7 +2,7 @@
 
 GENERATE asks a unit for work: retry, load, affinity, evidence. READ asks any usable unit for a fact.
 STICKY asks the unit that created the object. OWN is answered by the gate. DENIED is engine administration:
-an operator who may pause or reload an engine does so at the engine. DEVIOUS paths have
+an operator who may pause or reload an engine does so at the engine. AMBIGUOUS_PATH is of paths that have
 empty or dot segments, or a backslash (/v1/models/../../pause): programs read them differently, so they are
 not forwarded.
 """

@@ -104,7 +104,7 @@ class Services(Protocol):
 
 
 class KeyedRequest(Protocol):
-    """A request that comes to the door: its exchange."""
+    """A request whose key is checked: its exchange."""
 
     request: Request
     response: Response

@@ -18,7 +18,7 @@ from cellgate.router.nouns import ORPHANED, RELEASED, UNCLAIMED_S, SplitStep
 from cellgate.router.unit_state import UnitState
 
 AT_ONCE = 64
-"""So many releases are under way at once; further orphans are left to their engine."""
+"""So many releases are under way at once; further blocks are left to their engine."""
 HeadFor = Callable[[bytes, int], bytes]
 """The head of a request to a unit, from the lines of its pool and the length of the body."""
 

@@ -638,7 +638,7 @@ class Resuming(Protocol):
     """The exchange. One of these is called once after `Resumption.begin`, unless that is abandoned."""
 
     def resume_with(self, target: bytes, body: bytes, replay: ReplayBuffer, joiner: EventRewriter) -> None:
-        """It is proven: send the unit's path `target` this, and stitch its answer to what was sent before."""
+        """It is proven: send the unit's path `target` this, and join its answer to what was sent before."""
 
     def conclude(self, events: bytes) -> None:
         """The text is complete: these are the last events."""

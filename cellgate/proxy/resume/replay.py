@@ -236,7 +236,7 @@ class EventFilter:
 
 
 def are_whole(events: bytes) -> bool:
-    """Whether these are whole events, or nothing, and none can report an error: they need no passage."""
+    """Whether these are whole events, or nothing, and none can report an error: they need no filter."""
     return not events or (
         events.endswith(b"\n\n") and b"error" not in events and ABORT not in events and NO_STOP not in events
     )

@@ -11,12 +11,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from prometheus_client import Metric
 from prometheus_client.registry import Collector
 
-from cellgate.proxy.admission.limits import LimitedDispatcher, LimitLedger, UsageRecord
+from cellgate.proxy.admission.limits import LimitedDispatcher, UsageRecord
 from cellgate.proxy.config.settings import Settings
 from cellgate.proxy.control.dispatcher import LocalDispatcher, LocalReports
 from cellgate.proxy.control.plane import Plane
@@ -333,23 +333,10 @@ class WorkerTotals:
         self.clients = self.resident_bytes = 0
 
 
-class Workers(Protocol):
-    """What the control process knows of its workers."""
-
-    totals: dict[int, WorkerTotals]
-    """By number, whether there is one now or not."""
-    deaths: int
-    lost_attempts: int
-    """Those that were open at workers which ended."""
-
-    def accepting(self) -> int:
-        """How many workers accept."""
-
-
 class WorkerMetrics(Collector):
     """The metrics of one control process. `restarts`: the number that ended before it."""
 
-    def __init__(self, workers: Workers, restarts: int) -> None:
+    def __init__(self, workers: ControlProcess, restarts: int) -> None:
         self._workers = workers
         self._restarts = restarts
 
@@ -421,33 +408,6 @@ class WorkerMetrics(Collector):
 _ENOUGH_RETRIES = Failure(FailureKind.NO_UNIT, "no retry: the retry budget is used up")
 
 
-class Control(Protocol):
-    """What all sessions of a control process share."""
-
-    plane: Plane
-    dispatcher: LocalDispatcher
-    asked: Dispatcher
-    """Who is asked for units: the dispatcher, perhaps behind limits."""
-    ledger: LimitLedger | None
-    reports: LocalReports
-    version: int
-    """Of the fleet."""
-    knows_all: bool
-    """Whether all workers have reported their open leases; before that no leases are given."""
-
-    def learn(self, fleet: Message, view: dict[str, Any]) -> None:
-        """A worker has the state of the previous control process."""
-
-    def hello_received(self) -> None:
-        """A worker has reported its open leases."""
-
-    def on_accepting(self) -> None:
-        """One more worker accepts clients."""
-
-    def reported(self, status: WorkerStatus) -> None:
-        """A worker has sent its status."""
-
-
 class WorkerSession:
     """The session of the worker with this number. `link` is set before the first message; `totals` outlive
     it.
@@ -456,7 +416,7 @@ class WorkerSession:
     link: Link
 
     def __init__(
-        self, control: Control, number: int, totals: WorkerTotals, loop: asyncio.AbstractEventLoop
+        self, control: ControlProcess, number: int, totals: WorkerTotals, loop: asyncio.AbstractEventLoop
     ) -> None:
         self.number = number
         self.totals = totals

@@ -538,7 +538,7 @@ class RemoteAccounts:
         self._control.mention((ToControl.SETTLED, *usage_record))
 
     def refused(self, tenant: str, limit: str) -> None:
-        """A request was refused at the door: of this limit nothing is left."""
+        """A request was refused at its key: of this limit nothing is left."""
         self._control.mention((ToControl.REFUSED, tenant, limit))
 
 

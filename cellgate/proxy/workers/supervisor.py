@@ -321,7 +321,7 @@ class Supervisor:
                 listener.close()
 
     def _reap(self) -> None:
-        """As the first process of a container it also gets the orphans of those that ended."""
+        """As the first process of a container it also becomes the parent of what those that ended left."""
         known = {child.pid for child in self._children.values()}
         with suppress(ChildProcessError):
             while (found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:

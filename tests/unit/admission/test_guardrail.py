@@ -58,7 +58,7 @@ class Stage:
         vars(response).update(route="chat", request_id=b"r", lines=b"")
         client = SimpleNamespace(peer="", secure=False, shows_internals=False, send=self._send)
         client.finish = self._finish
-        exchange = SimpleNamespace(client=client, response=response, make_wait=self._hold, stop=self._stop)
+        exchange = SimpleNamespace(client=client, response=response, buffer_full=self._hold, stop=self._stop)
         hook = SimpleNamespace(ask=self._ask, failed=self._failed)
         loop = SimpleNamespace(call_later=self._later, call_soon=partial(self._later, 0.0))
         settings = GuardrailSettings("http://h:1/", answer=cast(Any, mode), **options)

@@ -7,7 +7,7 @@ import contextlib
 from array import array
 from collections import Counter, deque
 from collections.abc import AsyncGenerator
-from typing import Any
+from typing import Any, cast
 
 import msgpack
 import pytest
@@ -337,7 +337,8 @@ class Stage:
         self.link = FakeLink(engine)
         self.counts: Counter[str] = Counter()
         self.links = 0
-        follower = RankFollower("a", 0, self.known, self._connect, lambda: 1.0, self.counts, KvDecoder())
+        link = cast("Any", self._connect)
+        follower = RankFollower("a", 0, self.known, link, lambda: 1.0, self.counts, KvDecoder())
         self.task = asyncio.create_task(follower.run())
 
     def _connect(self) -> FakeLink:
