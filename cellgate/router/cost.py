@@ -52,7 +52,7 @@ class CostRules:
     this share if the recent writes are those of the unit's peers, less if there were fewer.
     Without it, a unit that holds a common prefix gets all conversations, and other caches stay unused.
     report_half_life_s (2): at this age a report counts half, and the median of the unit's peers the other
-    half. doubt_s (0.02): added for a unit whose report is too old to count; nothing is added up to fresh_s
+    half. unknown_s (0.02): added for a unit whose report is too old to count; nothing is added up to fresh_s
     (4), because idle units are probed every 3 s.
     error_s (5), error_max_s (60): error_s * p / (1 - p) is added for a share p of failures.
     foreign_tokens (1000): the uncached prompt of another client's request, if the engine does not report it.

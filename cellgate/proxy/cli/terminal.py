@@ -187,8 +187,14 @@ def _address(text: str) -> Address:
 # Tables of text that commands print, from the configuration or from the admin port.
 
 
-_TERMS = ("total", "queue", "prefill", "decode", "beside")
-_OTHERS = ("kv", "seat", "line", "evict", "shared", "error", "doubt", "far", "latency")
+_TERMS = {
+    "TOTAL": "total_s",
+    "QUEUE": "queue_s",
+    "PREFILL": "prefill_s",
+    "DECODE": "decode_s",
+    "BESIDE": "slowdown_of_others_s",
+}
+"""Columns, with what /explain calls their values; OTHER adds the rest."""
 
 
 def fleet_table(fleet: Fleet) -> str:
@@ -260,24 +266,14 @@ def _wide_row(unit: Mapping[str, Any]) -> list[str]:
 
 def explain_text(found: Mapping[str, Any]) -> str:
     """Where a request would go (`GET /explain`): the outcome in a line, units in their rank, and notes."""
-    head = (
-        "UNIT",
-        "CELL",
-        "TOTAL",
-        "QUEUE",
-        "PREFILL",
-        "DECODE",
-        "BESIDE",
-        "OTHER",
-        "IN FLIGHT",
-        "NOTE",
-    )
+    head = ("UNIT", "CELL", *_TERMS, "OTHER", "IN FLIGHT", "NOTE")
+    shown_terms = frozenset(_TERMS.values())
     rows = (
         (
             str(unit["unit"]),
             str(unit["cell"]),
-            *(_seconds(unit["cost"][f"{name}_s"]) for name in _TERMS),
-            _seconds(sum(unit["cost"][f"{name}_s"] or 0.0 for name in _OTHERS)),
+            *(_seconds(unit["cost"][name]) for name in _TERMS.values()),
+            _seconds(sum(value or 0.0 for name, value in unit["cost"].items() if name not in shown_terms)),
             f"{unit['in_flight']} of {unit['places']}",
             _note(unit),
         )

@@ -321,7 +321,7 @@ CHOICE = {
         {
             "unit": "a1",
             "cell": "a",
-            "cost": COST._asdict() | {"beside_s": None},
+            "cost": COST._asdict() | {"slowdown_of_others_s": None},
             "in_flight": 8,
             "places": 8,
             "has_room": False,

@@ -145,7 +145,8 @@ def test_candidates_come_with_each_term_in_seconds_and_parameters_stand_for_head
     names = ("unit", "candidate", "why_not", "has_room", "prompt_tokens", "cached_tokens", "in_flight")
     assert [first[name] for name in names] == ["u1", True, None, True, 1000, 0, 0]
     assert first["cost"]["prefill_s"] == 0.5
-    terms = "total queue prefill decode beside kv seat line evict shared error doubt far latency"
+    terms = "total queue prefill decode slowdown_of_others kv slot queue_penalty eviction shared error"
+    terms += " unknown far latency"
     assert list(first["cost"]) == [f"{term}_s" for term in terms.split()]
     # It is for JSON, as it is.
     assert orjson.loads(orjson.dumps(found)) == found
