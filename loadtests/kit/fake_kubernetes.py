@@ -248,6 +248,9 @@ class FakeKubernetes:
             for version, kind, pod in [one for one in self._history if one[0] > told]:
                 if _selected(pod, request):
                     await _send(response, kind, pod)
+                elif kind == "MODIFIED":
+                    # What is selected no longer is gone for who watches.
+                    await _send(response, "DELETED", pod)
                 told = version
             try:
                 async with asyncio.timeout(self._bookmark_s), self._changed:

@@ -388,6 +388,7 @@ KINDS: dict[Callable[..., Any], Json] = {
     units.source: _one_of(sorted(SOURCES)),
     units.record: _one_of(["A", "AAAA", "SRV"]),
     units.scheme: _one_of(["http", "https"]),
+    units.selector: _STRING,
     checks.port: _PORT,
     fleet_source: _one_of(["redis"]),
 }

@@ -82,6 +82,33 @@ class LwsSource:
 
 
 @dataclass(frozen=True, slots=True)
+class PodsSource:
+    """Watches the pods that `selector` names, or those of the InferencePool `pool`; each is a unit.
+
+    `port` 0: that of the pool. The rest is as for LwsSource. A pod that has gone, or is not ready, gets no
+    new requests; those that it has may end, if it lives.
+    """
+
+    kind: ClassVar[str] = "pods"
+    gone_is_dead: ClassVar[bool] = False
+
+    like: Unit
+    selector: str = ""
+    pool: str = ""
+    port: int = 0
+    namespace: str = ""
+    scheme: str = "http"
+    kubeconfig: str = ""
+    places: bool = False
+
+    @property
+    def title(self) -> str:
+        """The pool, or the labels."""
+        what = f"pool {self.pool}" if self.pool else self.selector
+        return f"pods {self.namespace}/{what}" if self.namespace else f"pods {what}"
+
+
+@dataclass(frozen=True, slots=True)
 class EcsSource:
     """Asks for the tasks of `cluster` every `period_s`: of these `services`, or of all (none named).
 
@@ -119,13 +146,14 @@ class RedisSource:
         return "redis"
 
 
-SOURCES: dict[str, type[DnsSource | EcsSource | FileSource | LwsSource]] = {
-    source.kind: source for source in (DnsSource, EcsSource, FileSource, LwsSource)
+SOURCES: dict[str, type[DnsSource | EcsSource | FileSource | LwsSource | PodsSource]] = {
+    source.kind: source for source in (DnsSource, EcsSource, FileSource, LwsSource, PodsSource)
 }
 """Those of one cell: `cells[].discover.from`."""
 PACKAGES: dict[str, tuple[str, str]] = {
     "dns": ("dns", "dns"),
     "lws": ("kubernetes_asyncio", "k8s"),
+    "pods": ("kubernetes_asyncio", "k8s"),
     "ecs": ("boto3", "ecs"),
 }
 """The module that a source needs beyond what is always there, and the extra that brings it."""

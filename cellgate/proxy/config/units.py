@@ -228,6 +228,7 @@ def unit_of(cell: str, unit: UnitKeys, api_key: str) -> Unit:
 
 
 T = TypeVar("T")
+_SELECTOR = re.compile(r"[\w./() !=,-]{1,1024}", re.ASCII)
 
 
 # What may stand under `discover` of a cell: the name of a source, its keys, and those of all its units.
@@ -245,6 +246,13 @@ def scheme(found: object) -> str:
     return choice("a scheme", found, ["http", "https"])
 
 
+def selector(found: object) -> str:
+    """A label selector, as `kubectl -l` takes it."""
+    if not isinstance(found, str) or not _SELECTOR.fullmatch(found):
+        raise InvalidValueError("labels of pods, such as app=vllm,role=decode")
+    return found
+
+
 def _given(kind: Any) -> Any:
     return Annotated[Any, PlainValidator(kind)]
 
@@ -255,6 +263,8 @@ _CHECKS: dict[str, Any] = {
     "server": checks.target,
     "path": word("a file name"),
     "name": word("the name of a LeaderWorkerSet"),
+    "selector": selector,
+    "pool": word("the name of an InferencePool"),
     "namespace": word("the name of a namespace"),
     "kubeconfig": checks.readable_file,
     "places": checks.flag,
@@ -312,6 +322,10 @@ def discovered_by(found: object) -> Discover:
             if "port" in given
             else "from: dns requires port, except with record: SRV"
         )
+    if name == "pods" and ("selector" in given) == ("pool" in given):
+        raise ValueError("from: pods requires either selector or pool")
+    if name == "pods" and "selector" in given and "port" not in given:
+        raise ValueError("from: pods requires port, except with pool")
     package, extra = PACKAGES.get(name, ("", ""))
     if package and importlib.util.find_spec(package) is None:
         raise ValueError(f"from: {name} requires a package that is not installed: {how_to_install(extra)}")

@@ -52,7 +52,7 @@ async def follow_lws(source: LwsSource) -> AsyncGenerator[Found, None]:
     ports = NodePorts(source.port, source.agent_port, source.scheme)
     nodes = NodePlaces(source.kubeconfig) if source.places else None
     async for known in pods(source.kubeconfig, namespace, selector):
-        places = await nodes.of(map(_node_of, known.values())) if nodes is not None else {}
+        places = await nodes.of(map(node_of, known.values())) if nodes is not None else {}
         made = groups(source.name, known.values(), places)
         yield together([group.found(source.like, ports) for group in made])
 
@@ -85,11 +85,11 @@ def member(pod: Mapping[str, Any], places: Mapping[str, Place]) -> Member:
         trouble=trouble,
         fatal=fatal,
         serves=str(meta.get("labels", {}).get(SERVES, "")),
-        place=places.get(_node_of(pod), ()),
+        place=places.get(node_of(pod), ()),
     )
 
 
-def _node_of(pod: Mapping[str, Any]) -> str:
+def node_of(pod: Mapping[str, Any]) -> str:
     """The node that a pod runs on; empty before it has one."""
     return str(pod.get("spec", {}).get("nodeName", ""))
 

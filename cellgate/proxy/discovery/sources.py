@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from cellgate.proxy.config.load_process import ConfigError
-from cellgate.proxy.config.sources import DnsSource, EcsSource, FileSource, LwsSource
+from cellgate.proxy.config.sources import DnsSource, EcsSource, FileSource, LwsSource, PodsSource
 from cellgate.proxy.discovery.base import (
     Follow,
     Found,
@@ -151,10 +151,17 @@ def _follow_lws(source: LwsSource) -> AsyncGenerator[Found, None]:
     return follow_lws(source)
 
 
+def _follow_pods(source: PodsSource) -> AsyncGenerator[Found, None]:
+    from cellgate.proxy.discovery.pods import follow_pods
+
+    return follow_pods(source)
+
+
 FOLLOW: Mapping[str, Follow] = {
     "dns": follow_dns,
     "ecs": _follow_ecs,
     "file": follow_file,
     "lws": _follow_lws,
+    "pods": _follow_pods,
 }
 """By the kind of the source. Units of Redis are handed on by redis/."""

@@ -206,6 +206,9 @@ def test_two_probes_of_a_node_look_at_different_things(tmp_path: Path) -> None:
         ("discover: [dns]", "discover: expected a mapping, found a list"),
         ("discover: {from: lsw}", "discover.from: expected a source: dns, ecs, …; did you mean 'lws'?"),
         ("discover: {from: lws, port: 8000}", "discover: from: lws requires name"),
+        ("discover: {from: pods, port: 1}", "discover: from: pods requires either selector or pool"),
+        ("discover: {from: pods, selector: a=b}", "discover: from: pods requires port, except with pool"),
+        ("discover: {from: pods, selector: [], port: 1}", "discover.selector: expected labels of pods…"),
         (
             "discover: {from: lws, name: big, port: 8000, cluster: c}",
             "discover: from: lws does not take cluster; it takes name, port, namespace, agent_port, scheme, "

@@ -92,6 +92,8 @@ DOCUMENTS: list[Any] = yaml.safe_load("""
 - cells: [{name: c, discover: {from: dns, host: named, port: 1, scheme: https, server: "ns:53", unit: *like}}]
 - cells: [{name: c, discover: {from: dns, host: named, record: SRV, unit: *like}}]
 - cells: [{name: c, discover: {from: file, path: /units}}]
+- cells: [{name: c, discover: {from: pods, selector: "app=vllm", port: 1}}]
+- cells: [{name: c, discover: {from: pods, pool: llm}}]
 - cells: [{name: c, discover: {from: lws, name: set, namespace: n, kubeconfig: FILE, places: true, port: 1,
     agent_port: 2, scheme: https, unit: *like}}]
 - cells: [{name: c, discover: {from: ecs, cluster: clustered, services: [s], region: moon, port: 1,
@@ -232,7 +234,8 @@ IN_WORDS = {
     "cells[].discover.cluster": "required with `ecs`",
     "services": "all",
     "region": "as boto3 finds it",
-    "cells[].discover.port": "required with `lws`, `ecs`, `A` and `AAAA`",
+    "cells[].discover.port": "required with `lws`, `ecs`, `A` and `AAAA`, and with the `selector` of `pods`",
+    "cells[].discover.selector": "`none`",
     "agent_port": "no agents",
     "selector": "the group of a LeaderWorkerSet",
     "container": "the engine's",
