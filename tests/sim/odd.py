@@ -142,7 +142,6 @@ BAD: Mapping[str, Kind] = {
     "stops": lambda asked: said(asked, [{"content": ""}]),
     "no text": lambda asked: said(asked, [{}] * asked.tokens, "length"),
     "no end": lambda asked: Odd(((0.01, _DONE if asked.stream else b"", 0),), content_type=EVENTS),
-    "aborted": lambda asked: said(asked, [], "abort"),
     "400": _refused(400),
     "401": _refused(401),
     "404": _refused(404),
@@ -158,6 +157,8 @@ TIMING: Mapping[str, Kind] = {
     "head late": lambda asked: replace(_text(_words)(asked), head_s=3.0),
 }
 """Good answers that come in an odd way."""
+MOVED: Mapping[str, Kind] = {"aborted": lambda asked: said(asked, [], "abort")}
+"""Answers that their engine has ended by itself, as for a pause: another unit gives them."""
 OF_MODELS = ("a word", "a line", "spaces", "empty", "stops", "no text", *GOOD)
 """What a model may say to a canary as well."""
-KINDS: Mapping[str, Kind] = {**GOOD, **BAD, **TIMING}
+KINDS: Mapping[str, Kind] = {**GOOD, **BAD, **MOVED, **TIMING}

@@ -33,9 +33,11 @@ from cellgate.router.unit_state import UnitState
 
 TRY_EVERY_S = 1.0
 """How often a unit that is out is asked, if its last answer was bad."""
-ASK_AGAIN_S, ASK_AGAIN_MAX_S, SURE_S = 1.0, 60.0, 5.0
-"""How soon a unit is compared again: twice as late each time that nothing was found; where it is sure that it
-refuses some kind of requests, at least so often."""
+ASK_AGAIN_S, ASK_AGAIN_MAX_S = 1.0, 60.0
+"""How soon a unit is compared again: twice as late each time that nothing was found, if it does not look
+worse than others."""
+FIRST_MAX = 2
+"""So many first questions are asked of a unit before its answers are good."""
 ANSWER_S = 3.0
 """So long an answer is awaited."""
 ENDLESS_S = 1.0
@@ -109,7 +111,8 @@ class RefusedWatch:
         if not found.is_fault or found.unit in self._comparisons or not self._others(state):
             return
         looks_worse = found.is_sure or found.is_apart
-        wait_s = min(record.wait_s, SURE_S) if looks_worse else record.wait_s
+        # As long as it looks worse, one question after the other may be answered well by chance.
+        wait_s = ASK_AGAIN_S if looks_worse else record.wait_s
         if now - record.compared_at < wait_s or self._budget < (1.0 if looks_worse else BUDGET / 2.0):
             return
         task = asyncio.get_running_loop().create_task(self._compare(state, found, use, record))
@@ -162,9 +165,13 @@ class RefusedWatch:
         if plain is None or state.meets:
             # Half of a pair can be asked nothing alone.
             return None
-        self._spend(1, found.what, self._records[found.unit])
-        answer = await self._ask(state, plain, ENDLESS_S if found.what in ENDLESS else ANSWER_S)
-        if self._is_bad(state, found.what, answer) is not True:
+        timeout_s, answer = ENDLESS_S if found.what in ENDLESS else ANSWER_S, None
+        for _ in range(FIRST_MAX):
+            self._spend(1, found.what, self._records[found.unit])
+            answer = await self._ask(state, plain, timeout_s)
+            if self._is_bad(state, found.what, answer) is True:
+                break
+        else:
             return None
         uses = [other for other in self._board.uses.of(state, self._now()) if other.route != use.route]
         for other in uses[:REFUSED_KINDS_MAX]:

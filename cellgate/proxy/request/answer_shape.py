@@ -51,6 +51,8 @@ _ANSWER_SAID = re.compile(
 _REPEATED, _PERIOD, _MANY = 64, 24, 1024
 """So many bytes that come again after at most so many, in a text of so many, are looked at closely."""
 _REPEATED_SHARE = 0.75
+_SAMPLE, _OFTEN = 10, 5
+"""What is in the middle of an answer is in it so often, if it repeats itself."""
 _LOOP = 16
 _ENVELOPE = frozenset(("role", "type", "index", "id", "name", "item_id", "output_index", "content_index"))
 _BEFOREGENERATED = frozenset(
@@ -89,6 +91,8 @@ class AnswerShape:
         """Whether this is a short whole answer in JSON that is good, seen in few steps."""
         if self.json is False or len(body) >= _MANY or b'"error"' in body:
             return False
+        if self.text and body.count(body[len(body) // 2 :][:_SAMPLE]) >= _OFTEN:
+            return False
         return body.endswith(_ANSWER_ENDS) and self.shown.search(body) is not None
 
     def why_doubtful(self, body: bytes, *, is_events: bool, streams: bool, content_type: bytes = b"") -> str:
@@ -110,7 +114,7 @@ class AnswerShape:
             return "JSON in place of media"
         if self.text and streams:
             return "no event stream"
-        return REPEATS if self.text and repeats(body) else ""
+        return REPEATS if self.text and (repeats(body) or _repeats_briefly(body)) else ""
 
     def is_asked_for(self, request: bytes, answer: bytes, content_type: bytes) -> bool:
         """Whether a request asks for an answer like this, which is no good one of others."""
@@ -182,6 +186,11 @@ def repeats(text: bytes) -> bool:
         if again > 0 and text.count(text[place:again]) * (again - place) >= _REPEATED_SHARE * size:
             return True
     return False
+
+
+def _repeats_briefly(body: bytes) -> bool:
+    """The same of a whole answer of any length, which only counts as a rate."""
+    return body.count(body[len(body) // 2 :][:_SAMPLE]) >= _OFTEN and loops(body)
 
 
 def loops(answer: bytes) -> bool:

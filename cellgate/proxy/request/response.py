@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Callable
+from itertools import islice
 from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -57,8 +58,9 @@ from cellgate.proxy.request.token_usage import believed, is_possible, longest_an
 CHUNK_FRAMING = len(b"fff\r\n\r\n")
 """What HTTP adds to an event that is a chunk."""
 _new = tuple.__new__
-SAME_CHUNKS = 24
-"""So many events in a row that are all the same are looked at: the text may be meant to repeat itself."""
+SAME_CHUNKS, PERIOD_CHUNKS = 24, 8
+"""So many events in a row that are the same, or up to so many in turn, are looked at: the text may be meant
+to repeat itself."""
 
 
 class Response:
@@ -290,12 +292,16 @@ class Response:
 
     @property
     def repeats(self) -> bool:
-        """Whether a stream says the same again and again: so many of its last chunks are the same."""
+        """Whether a stream says the same again and again: its last chunks are a few, in turn."""
         kept = self._chunks
-        if kept is None or self.events < 2 * SAME_CHUNKS or len(kept) < SAME_CHUNKS:
+        if kept is None or self.events < SAME_CHUNKS or len(kept) < SAME_CHUNKS:
             return False
-        last = kept[-1]
-        return all(kept[-number] == last for number in range(2, SAME_CHUNKS + 1))
+        last = list(islice(reversed(kept), SAME_CHUNKS))
+        if last[0] not in last[1 : PERIOD_CHUNKS + 1]:
+            # Nearly always.
+            return False
+        period = last.index(last[0], 1)
+        return last[period:] == last[:-period]
 
     @property
     def last_chunk(self) -> bytes:

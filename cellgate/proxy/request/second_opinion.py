@@ -48,7 +48,7 @@ def doubt(exchange: Exchange, what: str, body: bytes | None) -> bool:
     if body is not None and is_asked_for(exchange, body):
         attempt.doubt = ""
         return False
-    if what == NONE_COUNTED and not _is_too_often(exchange, what):
+    if what in (NONE_COUNTED, REPEATS) and not _is_too_often(exchange, what):
         return False
     if what.startswith("404") and exchange.selection.ask.model is not None:
         # An adapter may have left.
@@ -153,10 +153,8 @@ def repeated(exchange: Exchange) -> None:
 def _is_too_often(exchange: Exchange, what: str) -> bool:
     """Whether its unit answers so more often than others do, which may be meant."""
     opinions, unit, prompt = exchange.gate.opinions, exchange.in_flight().lease.unit, exchange.selection.ask
-    # A stream that repeats itself has begun well.
-    found = opinions.by_rate(
-        unit, asked_kind(exchange), what, prompt.fingerprint, exchange.gate.now(), has_begun=what == REPEATS
-    )
+    has_begun, now = exchange.in_flight().lease.committed, exchange.gate.now()
+    found = opinions.by_rate(unit, asked_kind(exchange), what, prompt.fingerprint, now, has_begun=has_begun)
     _tell(exchange, found)
     return found is not None
 
