@@ -222,6 +222,14 @@ class Opinions:
         found = self._found(unit, record, kind)
         return found if found.is_apart and (has_begun or record.total >= _APART_MIN) else None
 
+    def apart(self, unit: str, kind: Kind) -> Refusing | None:
+        """What is known of a unit of which nobody was asked, if more of its answers are doubtful."""
+        record = self._record(unit, kind)
+        if record.total < _APART_MIN:
+            return None
+        found = self._found(unit, record, kind)
+        return found if found.is_apart else None
+
     # -- units ---------------------------------------------------------------------------------------------
 
     def witnesses(self, names: Iterable[str]) -> list[str]:

@@ -73,7 +73,9 @@ def doubt(exchange: Exchange, what: str, body: bytes | None) -> bool:
         exchange.held = HeldAnswer(_keep(exchange, what, body), opinions.settled(unit, kind), now + HOLD_S)
         return True
     if step is Advice.SHOW or not _asks(exchange, what, body, step, others):
-        if step is not Advice.SHOW:
+        if step is Advice.SHOW:
+            _tell(exchange, opinions.apart(unit, kind))
+        else:
             opinions.dropped(unit, kind, is_spent=False)
         return _end(exchange, what)
     return True
