@@ -59,6 +59,7 @@ class FakePatient:
     node: Node | None = None
     verdict: Verdict = Verdict.UP
     in_flight: int = 0
+    rests: float = 1.0
     progress_at: float = 0.0
     answered_at: float = 0.0
     is_peers_turn: bool = False
@@ -109,6 +110,15 @@ class FakePatient:
 
     def received(self) -> None:
         self.heard_count += 1
+
+    def rest(self, at: float) -> float:
+        return self.rests
+
+    def asks(self) -> None:
+        """Nothing keeps it."""
+
+    def wake(self) -> None:
+        self.rests = 1.0
 
     def takes_turn(self) -> Use | None:
         waiting, self.waiting = self.waiting, None

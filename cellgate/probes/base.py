@@ -69,10 +69,17 @@ class FetchError(Exception):
 class Fetch(Protocol):
     """One bounded request to one unit. Raises FetchError, nothing else.
 
-    `answered_at` is when it last brought a reply.
+    `answered_at` is when it last brought a reply. `is_held`: a connection is held open meanwhile, which tells
+    at once when the server's process ends.
     """
 
     answered_at: float
+
+    @property
+    def is_held(self) -> bool: ...
+    def hold(self, lost: Callable[[], None]) -> None:
+        """Hold such a connection for the next minute; `lost` is called when the server has gone."""
+        ...
 
     async def __call__(
         self,
@@ -168,6 +175,20 @@ class ProbeContext(Protocol):
     def verdict(self) -> Verdict: ...
     @property
     def in_flight(self) -> int: ...
+    def rest(self, at: float) -> float:
+        """How many times as long as usual the pause that began then may be: more than 1 of an idle unit of a
+        large fleet.
+        """
+        ...
+
+    def asks(self) -> None:
+        """Record that something is asked of the unit, or of a node of it."""
+        ...
+
+    def wake(self) -> None:
+        """Something speaks against a unit that rests: it is asked as often as usual."""
+        ...
+
     @property
     def progress_at(self) -> float:
         """When the unit last made progress."""
@@ -328,6 +349,18 @@ class HttpPageProbe(Probe, Protocol):
     ) -> Sequence[Finding] | AsyncGenerator[Finding, None]:
         """The findings of one run; as a generator when it has more to ask."""
         ...
+
+
+REST_MAX_S = 10.0
+"""The longest pause of a probe of a unit that rests."""
+
+
+def rested_s(context: ProbeContext, fetch: Fetch, last_at: float, pause_s: float) -> float:
+    """The pause of a probe that asked by `fetch` at `last_at`: longer while its unit rests and a connection
+    is held.
+    """
+    rest = context.rest(last_at)
+    return pause_s if rest <= 1.0 or not fetch.is_held else max(pause_s, min(rest * pause_s, REST_MAX_S))
 
 
 def is_in_use(context: ProbeContext) -> bool:

@@ -16,7 +16,7 @@ from collections.abc import AsyncGenerator, Iterator
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-from cellgate.probes.base import Fetch, FetchError, Net, ProbeContext, is_in_use
+from cellgate.probes.base import Fetch, FetchError, Net, ProbeContext, is_in_use, rested_s
 from cellgate.probes.engines import engine, parsed, short_text
 from cellgate.probes.nodes import HttpProbe, split_url
 from cellgate.router.nouns import (
@@ -73,7 +73,9 @@ class FaultStatus:
         if not any(path for _, path in seen.paths):
             return last_at + (self.absent_s if engine(context.engine).faults else self.rest_s)
         is_urgent = is_in_use(context) or context.verdict is not Verdict.UP
-        return last_at + (self.period_s if is_urgent else self.idle_s)
+        return last_at + (
+            self.period_s if is_urgent else rested_s(context, context.fetch, last_at, self.idle_s)
+        )
 
     async def look(self, context: ProbeContext) -> AsyncGenerator[Finding, None]:
         """What the ranks say, if it is news or a fault."""

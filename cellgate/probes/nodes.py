@@ -19,7 +19,7 @@ from functools import lru_cache
 from typing import ClassVar, NamedTuple
 from urllib.parse import urlsplit
 
-from cellgate.probes.base import FetchError, PageGet, ProbeContext, Reply, Trouble
+from cellgate.probes.base import FetchError, PageGet, ProbeContext, Reply, Trouble, rested_s
 from cellgate.router.nouns import Evidence, Finding, Sign, Strength
 
 _NAME_MAX = 120
@@ -203,12 +203,20 @@ class HttpProbe(NodePage):
         """The page; not its query, which may hold a secret."""
         return page_name(self.url)
 
+    def due_at(self, context: ProbeContext, last_at: float) -> float:
+        """One period after the last look; later while its unit rests."""
+        page: PageGet | None = context.notes.get(_PAGE_NOTE)
+        pause_s = self.period_s
+        return last_at + (pause_s if page is None else rested_s(context, page.fetch, last_at, pause_s))
+
     def page(self, context: ProbeContext) -> PageGet:
         """The URL."""
         page: PageGet | None = context.notes.get(_PAGE_NOTE)
         if page is None:
             root, target = split_url(self.url)
             context.notes[_PAGE_NOTE] = page = PageGet(context.net.fetch(root), target, self.timeout_s)
+        if context.rest(context.now()) > 1.0:
+            page.fetch.hold(context.wake)
         return page
 
     def read(self, context: ProbeContext, answer: Reply | FetchError) -> tuple[Evidence]:

@@ -14,7 +14,16 @@ from enum import Enum
 from typing import ClassVar, NamedTuple
 from urllib.parse import quote
 
-from cellgate.probes.base import FetchError, PageGet, ProbeContext, Reply, Trouble, is_in_use, words_in
+from cellgate.probes.base import (
+    FetchError,
+    PageGet,
+    ProbeContext,
+    Reply,
+    Trouble,
+    is_in_use,
+    rested_s,
+    words_in,
+)
 from cellgate.probes.engines import HoldQuestion, engine, parsed
 from cellgate.router.nouns import (
     EnginePause,
@@ -55,7 +64,8 @@ class Readiness:
     """GET the engine's readiness path every `period_s`.
 
     Of an UP unit only when its address has not answered another probe for so long, and every `answered_s` at
-    the latest: what is to be noticed at once is an address that refuses.
+    the latest: what is to be noticed at once is an address that refuses. Of one that rests a connection shows
+    that.
 
     `timeout_s` (3) is so long that slow answers alone stay below the rate that makes a busy unit suspect
     (5 in 10 s).
@@ -74,11 +84,15 @@ class Readiness:
         """One period after the last run, or after the last answer to another probe."""
         if context.verdict is not Verdict.UP:
             return last_at + self.period_s
-        return min(max(last_at, context.answered_at) + self.period_s, last_at + self.answered_s)
+        pause_s, fetch = self.period_s, context.fetch
+        due = max(last_at, context.answered_at) + rested_s(context, fetch, last_at, pause_s)
+        return min(due, last_at + rested_s(context, fetch, last_at, self.answered_s))
 
     def page(self, context: ProbeContext) -> PageGet:
         """The path that is known to exist, or the first."""
         path = _paths(context)[0]
+        if context.rest(context.now()) > 1.0:
+            context.fetch.hold(context.wake)
         context.notes[_ASKED_NOTE] = path, context.now() + self.timeout_s
         return PageGet(context.fetch, path, self.timeout_s)
 
@@ -192,7 +206,9 @@ class PauseProbe:
         known = _known(context)
         if known.engine != context.engine or all(question.is_shown for question in known.questions):
             return last_at + self.rest_s
-        return last_at + (self.period_s if is_in_use(context) else self.idle_s)
+        if is_in_use(context):
+            return last_at + self.period_s
+        return last_at + rested_s(context, context.fetch, last_at, self.idle_s)
 
     async def look(self, context: ProbeContext) -> AsyncGenerator[Finding, None]:
         """What the engine says of itself; nothing when it says nothing."""

@@ -38,6 +38,8 @@ JITTER = 0.1
 """Each pause is shortened by up to this share, so that probes of many units drift apart."""
 JITTER_MAX_S = 0.25
 """And by no more than this: gates that take turns rely on it (`YIELD_S` in canary.py)."""
+REST_JITTER = 0.25
+"""The same while its unit rests: many have begun to at about the same time."""
 TOGETHER_S = 0.01
 """Runs that are due so soon after one that is due now begin with it."""
 RARE_S = 30.0
@@ -115,6 +117,11 @@ class Runner:
             if self.looks_since == math.inf:
                 self._wait()
 
+    def hurry(self) -> None:
+        """Its pauses are shorter now: look when it is due by that."""
+        if self.looks_since == math.inf and not (self._nudged or self._is_stopped):
+            self._wait()
+
     def hasten(self, at: float) -> None:
         """Whatever the present run waits for is late at `at`; there may be no run."""
         if self._run is not None and not self._is_stepping:
@@ -167,7 +174,12 @@ class Runner:
         pause_s = due_at - now
         if 0.0 < pause_s <= RARE_S:
             if not self._nudged:
-                due_at -= min(JITTER * pause_s, JITTER_MAX_S) * self._rng.random()
+                most_s = (
+                    min(JITTER * pause_s, JITTER_MAX_S)
+                    if self.context.rest(self._last_at) <= 1.0
+                    else REST_JITTER * pause_s
+                )
+                due_at -= most_s * self._rng.random()
         elif pause_s < 0.0:
             due_at = now
         elif pause_s == math.inf:
@@ -188,6 +200,7 @@ class Runner:
             return
         self._nudged = self._overdue = self._was_late = False
         self._last_at = self.looks_since = self._now()
+        self.context.asks()
         self._running[self] = None
         if self._page_probe is not None:
             self._ask(self._page_probe)

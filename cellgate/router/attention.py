@@ -4,7 +4,7 @@ Rules:
 1. A small fleet is looked at whole.
 2. In a large one these are units with requests, units whose means still fall, and those of which something
    has just changed or been said: whoever changes a unit calls `note`.
-3. All others take turns, `ROUND_TICKS` long.
+3. All others take turns, `ROUND_TICKS` long. They are asked ever more rarely (`rest`).
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import ceil, inf
 from typing import TYPE_CHECKING
+
+from cellgate.router.nouns import Verdict
 
 if TYPE_CHECKING:
     from cellgate.router.cost import Usual
@@ -23,6 +25,8 @@ ROUND_TICKS = 1000
 """Four minutes."""
 USUAL_S = 10.0
 """What is usual of all units of a large fleet is looked at so often."""
+REST_PART = 0.125
+"""A unit that is not looked at rests: between two questions so much of the time passes that it has rested."""
 STAYS_S = 5.0
 """So long a unit is looked at after something was said of it."""
 STILL_LOAD = 0.01
@@ -42,17 +46,28 @@ class Attention:
         self.usual_at = -inf
         self._until: dict[UnitState, float] = {}
         self._turns: list[UnitState] = []
+        self._woken: list[UnitState] = []
 
     def configure(self, fleet: Mapping[str, UnitState], now: float) -> None:
         """These are all units from now on."""
         self.fleet, self.units, self._turns = fleet, list(fleet.values()), []
         self.is_large, self.usual = len(fleet) > SMALL, None
         self._until = dict.fromkeys(self.units, now) if self.is_large else {}
+        for state in self.units:
+            state.calm_since = inf
 
     def note(self, state: UnitState, until: float = 0.0) -> None:
         """Something has changed of a unit: it is looked at, at least until then."""
         if self.is_large and self._until.get(state, -1.0) < until:
             self._until[state] = until
+            if state.calm_since < inf:
+                state.calm_since = inf
+                self._woken.append(state)
+
+    def woken(self) -> list[UnitState]:
+        """The units that rested, and are looked at since the last call."""
+        woken, self._woken = self._woken, []
+        return woken
 
     def noted(self) -> list[UnitState]:
         """The units that do not only take turns."""
@@ -65,6 +80,7 @@ class Attention:
         known = self._until
         for state in [state for state, until in known.items() if now > until and is_still(state)]:
             del known[state]
+            state.calm_since = now
         self.units = found = list(known)
         found += [state for state in self._next() if state not in known]
         return found
@@ -77,6 +93,13 @@ class Attention:
         turn = self._turns[-share:]
         del self._turns[-share:]
         return turn
+
+
+def rest(state: UnitState, now: float) -> float:
+    """How many times as long as usual the pauses between questions of a unit may be."""
+    if state.case.verdict is not Verdict.UP:
+        return 1.0
+    return max(REST_PART * (now - state.calm_since), 1.0)
 
 
 def is_still(state: UnitState) -> bool:

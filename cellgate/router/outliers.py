@@ -80,11 +80,16 @@ def _expected(unit: Speed, other: Speed) -> float:
 
 UNREACHABLE_S = 1.5
 """Longer than a period of the probes, and shorter than any way to DOWN without an answer."""
+UNANSWERED_S = 0.5
+"""What is asked once a second, and is silent for so long as above, had so long to answer. One that is asked
+more rarely must have had it, too."""
 
 
-def is_unreachable(answered_at: float, now: float) -> bool:
-    """Whether a unit, last heard at `answered_at`, has not answered at all for too long."""
-    return now - answered_at > UNREACHABLE_S
+def is_unreachable(answered_at: float, asked_at: float, now: float) -> bool:
+    """Whether a unit, last heard at `answered_at`, has not answered at all for too long. `asked_at`: when it
+    was first asked something since; inf: it was not.
+    """
+    return now - answered_at > UNREACHABLE_S and now - asked_at >= UNANSWERED_S
 
 
 def is_cut_off(unreachable: int, rotation: int, rules: Rules) -> bool:

@@ -188,6 +188,10 @@ class UnitState(InRotation):
     last_evidence: dict[tuple[str | None, str], Evidence]
     """By node and source."""
     answered_at: float
+    asked_at: float
+    """When it, or a node of it, was first asked something since the last answer; inf: all is answered."""
+    calm_since: float
+    """Since when a unit of a large fleet has rested; inf: it does not (see attention.py)."""
     """When anything of it last answered."""
     stalls: deque[Stalled]
     """The last ones."""
@@ -253,6 +257,7 @@ class UnitState(InRotation):
         self.gaps_ms = self.step_times.gaps_ms
         self.costs = CostModel(self.step_times.rates)
         self.last_evidence = {}
+        self.asked_at, self.calm_since = -inf, inf
         self.answered_at = self.last_error_at = self.stall_reported_at = 0.0
         self.stalls, self.pauses = deque(maxlen=STALLS_KEPT), Pauses()
         self.busy_at, self.cleared_at, self.peer_canary_at = -BUSY_S, -inf, -1.0
@@ -349,7 +354,8 @@ class UnitState(InRotation):
 
     def is_unreachable(self, now: float) -> bool:
         """True when neither its leader nor any other node answers."""
-        return outliers.is_unreachable(max(self.answered_at, self.progress_at), now)
+        silent_since = max(self.answered_at, self.progress_at)
+        return outliers.is_unreachable(silent_since, self.asked_at, now)
 
     @property
     def steady_weight(self) -> float:

@@ -33,6 +33,10 @@ class Node:
         self.host = world.net.names.get(name, [""])[0] or world.net.add_host(name)
         self.watchers: dict[_Watcher, None] = {}
         self.report: dict[str, Any] | None = None
+        self.is_well = True
+        """Whether its page says that it is."""
+        self.read_at: list[float] = []
+        """When its page was read."""
         self._world = world
         self.start()
         self.seen = self._line()
@@ -93,7 +97,8 @@ class Node:
         if self.state == "stopped":
             self._world.loop.outside(LOOK_AGAIN_S, self._answer, exchange)
         else:
-            exchange.reply(200, b"{}")
+            self.read_at.append(self._world.loop.time())
+            exchange.reply(200 if self.is_well else 503, b"{}")
 
 
 class _Watcher(asyncio.Protocol):

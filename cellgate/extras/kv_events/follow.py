@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import aclosing, closing
 from dataclasses import dataclass, field
 
@@ -44,6 +44,8 @@ from cellgate.router.kv_index import BLOCKS_MAX, Cleared, Lessons
 from cellgate.router.prefix import KnownPrefixes
 from cellgate.router.unit_state import UnitState
 
+ALL_S = 10.0
+"""All units of a large fleet are looked at so often, and when one has changed."""
 KV_EVENTS_ASK_S = 2.0
 """How long a unit may take to tell where it publishes."""
 
@@ -83,6 +85,11 @@ class KvEventFollowers:
         self._decoder = KvDecoder()
         self.lessons = Lessons()
         self._units: dict[UnitState, Followed] = {}
+        self._as_of, self._all_at = -1, 0.0
+        """The changes of the Board when all units were looked at last, and when they are again."""
+        self._again: list[UnitState] = []
+        """Units that have not answered."""
+        self._has_publishers = False
 
     def __iter__(self) -> Iterator[tuple[UnitState, KnownPrefixes, Counter[str]]]:
         """The units that are followed, what is known of them, and what was counted."""
@@ -92,16 +99,23 @@ class KvEventFollowers:
 
     def tick(self, now: float) -> None:
         """Look for units that came, went or restarted, and for prompts whose events have come."""
-        for state in [state for state in self._units if state.retired]:
-            self._units.pop(state).stop()
-        for state in self._board:
+        is_large = self._board.attention.is_large
+        if not is_large or self._board.changes != self._as_of or now >= self._all_at:
+            self._as_of, self._all_at = self._board.changes, now + ALL_S
+            for state in [state for state in self._units if state.retired]:
+                self._units.pop(state).stop()
+            looked_at: Iterable[UnitState] = self._board
+        else:
+            looked_at, self._again = self._again, []
+        for state in looked_at:
             followed = self._units.get(state)
             if followed is None:
                 followed = self._units[state] = Followed()
-            if state.costs.known is not None:
-                state.costs.known.tick(now)
             if state.is_usable():
                 self._look(state, followed)
+        for state, followed in self._units.items() if self._has_publishers else ():
+            if followed.publishers and state.costs.known is not None:
+                state.costs.known.tick(now)
 
     def _look(self, state: UnitState, followed: Followed) -> None:
         keys = state.unit.kv_events
@@ -121,6 +135,7 @@ class KvEventFollowers:
             reply = await self._fetch_of(state)("GET", PATHS[engine], timeout_s=KV_EVENTS_ASK_S)
         except FetchError:
             followed.asked = None
+            self._again.append(state)
             return
         if not state.retired:
             answer = parsed(reply.body) if reply.status == 200 else None
@@ -131,6 +146,7 @@ class KvEventFollowers:
             return
         followed.stop()
         followed.publishers = publishers
+        self._has_publishers |= bool(publishers)
         state.costs.follow(KnownPrefixes(state.costs.prefixes, self.lessons) if publishers else None)
         known, name = state.costs.known, state.unit.name
         for rank, publisher in publishers.items() if known is not None else ():

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, cast
 from cellgate.extras import MissingExtraError, part_of
 from cellgate.probes.agent import BEAT_S, LOOK_S
 from cellgate.probes.agents import SILENCE_S
+from cellgate.probes.base import REST_MAX_S
 from cellgate.probes.canary import BLIND_IDLE, IN_LINE, YIELD_S
 from cellgate.probes.engines import METRICS, MetricRole
 from cellgate.probes.nodes import NodeProbe
@@ -35,6 +36,7 @@ from cellgate.proxy.config.schema import FileKeys, json_schema
 from cellgate.proxy.config.settings import TICK_S, RedisAccess, Settings
 from cellgate.proxy.observe.text import unsaid_ports
 from cellgate.proxy.process.warnings import warnings_of
+from cellgate.router.attention import SMALL
 from cellgate.router.health import COUNTERS_FRESH_S, PREFILLS, STALLS, STEPS, UNSEEN_S
 from cellgate.router.learning import MARK_S
 from cellgate.router.nouns import Fleet, Rules, Unit
@@ -101,12 +103,13 @@ class UnitKind(NamedTuple):
 
     `counts`: its engine exposes counters that grow with each step (None: not known yet).
     `agents`: whether all of its nodes have an agent, only some, or none. `probe_s`: the longest period of its
-    nodes' probes.
+    nodes' probes. `rests`: it is asked rarely while idle, as a unit of a large fleet.
     """
 
     counts: bool | None
     agents: str
     probe_s: float
+    rests: bool = False
 
 
 class FaultBound(NamedTuple):
@@ -127,7 +130,8 @@ def kinds(units: Sequence[Unit]) -> dict[UnitKind, list[str]]:
         agents = "no" if not have else "all" if have == len(unit.nodes) else "some"
         probes = [cast(NodeProbe, probe) for node in unit.nodes for probe in node.probes]
         probe_s = max((probe.period_s for probe in probes if isinstance(probe, NodeProbe)), default=0.0)
-        found.setdefault(UnitKind(_counts(unit.engine), agents, probe_s), []).append(unit.name)
+        kind = UnitKind(_counts(unit.engine), agents, probe_s, len(units) > SMALL)
+        found.setdefault(kind, []).append(unit.name)
     return found
 
 
@@ -147,7 +151,8 @@ def rows(kind: UnitKind, rules: Rules) -> list[FaultBound]:
         found.append(FaultBound(f"another process{where} is killed or stopped, or a machine lost", *hang_s))
     if kind.probe_s:
         twice_s = 2.0 * kind.probe_s + SLACK_S
-        found.append(FaultBound("a probe of a node fails", twice_s, twice_s))
+        later_s = max(REST_MAX_S - kind.probe_s, 0.0) if kind.rests else 0.0
+        found.append(FaultBound("a probe of a node fails", twice_s, twice_s + later_s))
     return [*found, FaultBound("the engine hangs while its processes run", *hang_s)]
 
 
@@ -260,7 +265,18 @@ def _notes(fleet: Fleet, rules: Rules) -> list[str]:
         f"(up to {rules.warm_up_timeout_s:g} s).",
         f"Degraded: a unit gets fewer requests when a token takes {rules.degraded_ratio:g} times as long as "
         f"in the rest of its cell; noticed within {degraded_s():g} s of steady streams.",
+        *_resting(len(fleet.units)),
         _panic(len(fleet.units), rules),
+    ]
+
+
+def _resting(units: int) -> list[str]:
+    if units <= SMALL:
+        return []
+    return [
+        f"Many units: one that idles is asked less and less often, every {REST_MAX_S:g} s in the end, while "
+        "a connection to each of its nodes shows that its processes are there. With its first request, or "
+        "anything that speaks against it, it is asked as often as others at once."
     ]
 
 

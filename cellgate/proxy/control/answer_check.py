@@ -57,6 +57,11 @@ class AnswerCheck:
         self._reported: set[str] = set()
         """Units that are reported to differ."""
         self._corrupted_at: dict[str, float] = {}
+        self._latest: dict[tuple[str, str], dict[str, UnitState]] = {}
+        """The units of a cell that have answered a question, the last one at the end."""
+        self._wrong: dict[str, UnitState] = {}
+        """Those that are out for their answers, and maybe others, as of so many changes of the Board."""
+        self._wrong_as_of = -1
 
     def take(self, state: UnitState, answered: Answered) -> None:
         """A unit has answered the known prompt."""
@@ -69,6 +74,9 @@ class AnswerCheck:
             if not answered.tokens:
                 return
         group = self._group(state, answered.question)
+        latest = self._latest.setdefault((state.unit.cell, answered.question), {})
+        latest.pop(name, None)
+        latest[name] = state
         state.answers = recorded(_records(group), answered, tolerance)
         group[name] = state
         for unit, record in outvoted(name, _records(group), tolerance).items():
@@ -99,6 +107,8 @@ class AnswerCheck:
         self._reported.discard(unit)
         self._corrupted_at.pop(unit, None)
         self.counts.pop(unit, None)
+        for latest in self._latest.values():
+            latest.pop(unit, None)
 
     def flipped(self, flip: Flip) -> None:
         """A verdict has changed. What fell may be another process when it comes back, even unnoticed."""
@@ -127,24 +137,34 @@ class AnswerCheck:
         """The units that must give the same answer, and have answered: of one cell, engine and build. Of many
         those with the latest answers, and those that are out.
         """
-        found = [
-            other
-            for other in self._board
-            if other.answers is not None
-            and other.answers.question == question
-            and other.unit.cell == state.unit.cell
-            and _are_comparable(state, other)
-            and (other.is_usable() or other.is_out_for_answers())
-        ]
-        if len(found) > COMPARED_MAX:
-            found = sorted(found, key=_importance)[-COMPARED_MAX:]
+        cell, found = state.unit.cell, list[UnitState]()
+        wrong = [other for other in self._out() if other.unit.cell == cell]
+        latest = self._latest.get((cell, question), {})
+        for other in (*wrong, *reversed(latest.values())):
+            if (
+                other.answers is not None
+                and other.answers.question == question
+                and _are_comparable(state, other)
+                and (other.is_usable() or other.is_out_for_answers())
+                and self._board.units.get(other.unit.name) is other
+            ):
+                found.append(other)
+            if len(found) >= COMPARED_MAX:
+                break
         return {other.unit.name: other for other in found}
+
+    def _out(self) -> list[UnitState]:
+        """The units that are out for their answers."""
+        if self._wrong_as_of != self._board.changes:
+            self._wrong_as_of = self._board.changes
+            self._wrong = {s.unit.name: s for s in self._board if s.is_out_for_answers()}
+        return [state for state in self._wrong.values() if state.is_out_for_answers()]
 
     def _judge(self, group: dict[str, UnitState], answered: Answered) -> None:
         """Decide about each unit of a group, of which one has answered."""
         tolerance, now = self._rules.tolerance, answered.at
         records, cell = _records(group), group[answered.unit].unit.cell
-        out = {s.unit.name for s in self._board if s.unit.cell == cell and s.is_out_for_answers()}
+        out = {state.unit.name for state in self._out() if state.unit.cell == cell}
         for unit, state in group.items():
             record = records[unit]
             if unit in out:
@@ -163,6 +183,7 @@ class AnswerCheck:
     def _condemn(self, state: UnitState, record: AnswerRecord, why: str, now: float) -> None:
         state.answers = condemned(record, self._rules.tolerance)
         self._reported.discard(state.unit.name)
+        self._wrong[state.unit.name] = state
         reason = f"wrong answers: {why}; it says {_text(record)}"
         self._observe(Evidence(state.unit.name, Sign.BAD, Strength.FATAL, ANSWER_SOURCE, reason, now))
 
@@ -196,11 +217,6 @@ def _are_comparable(one: UnitState, other: UnitState) -> bool:
 
 def _records(group: dict[str, UnitState]) -> dict[str, AnswerRecord]:
     return {unit: state.answers for unit, state in group.items() if state.answers is not None}
-
-
-def _importance(state: UnitState) -> tuple[bool, float]:
-    assert state.answers is not None
-    return state.is_out_for_answers(), state.answers.at
 
 
 def _text(record: AnswerRecord) -> str:

@@ -29,6 +29,7 @@ from cellgate.proxy.config.limits import LIMITS, reached
 from cellgate.proxy.config.sources import SOURCES
 from cellgate.proxy.http.fetch import ProbeTransport
 from cellgate.router import doubted_agents, health
+from cellgate.router.attention import STAYS_S, Attention, rest
 from cellgate.router.board import Board, Consequence, Uses
 from cellgate.router.health import borne_until, hides_work, is_seen_still, stall_limit_s
 from cellgate.router.nouns import (
@@ -165,7 +166,8 @@ class Prober:
         if self._timers is None:
             self._timers = Timers(loop, TOGETHER_S)
         fetch, net, uses = transport.fetch, transport.net, self._board.uses
-        context = UnitContext(state, node, rules, fetch, net, loop.time, self._rng, notes, uses)
+        attention = self._board.attention
+        context = UnitContext(state, node, rules, fetch, net, loop.time, self._rng, notes, uses, attention)
         return Runner(probe, context, take, self._rng, self._timers, self._running)
 
     def stop(self, name: str) -> None:
@@ -224,6 +226,11 @@ class Prober:
         for name in probes:
             if name in runners:
                 runners[name].nudge()
+
+    def wake(self, name: str) -> None:
+        """A unit does not rest any more: what was put off is looked at."""
+        for runner in self._all.get(name, ()):
+            runner.hurry()
 
     def _hasten_canary(self, evidence: Evidence) -> None:
         """A canary on its way to a unit that is now a suspect gets no longer than that of any suspect,
@@ -370,6 +377,7 @@ class UnitContext:
     rng: random.Random
     notes: dict[str, Any]
     known_uses: Uses
+    attention: Attention
 
     @property
     def uses(self) -> Sequence[Use]:
@@ -393,6 +401,16 @@ class UnitContext:
     @property
     def in_flight(self) -> int:
         return self.unit_state.in_flight
+
+    def rest(self, at: float) -> float:
+        return rest(self.unit_state, at)
+
+    def asks(self) -> None:
+        if abs(self.unit_state.asked_at) == inf:
+            self.unit_state.asked_at = self.now()
+
+    def wake(self) -> None:
+        self.attention.note(self.unit_state, self.now() + STAYS_S)
 
     @property
     def progress_at(self) -> float:
@@ -475,4 +493,4 @@ class UnitContext:
         return f"{self.rng.getrandbits(40):010x}"
 
     def received(self) -> None:
-        self.unit_state.answered_at = self.now()
+        self.unit_state.answered_at, self.unit_state.asked_at = self.now(), inf

@@ -13,8 +13,10 @@ from itertools import islice
 
 from cellgate.probes.canary import AWAKE_S, Canary
 from cellgate.probes.engine_metrics import EngineMetrics
+from cellgate.probes.readiness import Readiness
 from cellgate.proxy.control.prober import Prober
 from cellgate.proxy.observe.events import Action, ActionKind, EventLog
+from cellgate.router.attention import rest
 from cellgate.router.board import Board, compare_speeds, use_of
 from cellgate.router.health import Stall, find_rank_stall, find_stall, is_on, still_s
 from cellgate.router.judge import STALL_SOURCE
@@ -25,7 +27,7 @@ from cellgate.router.nouns import (
     Strength,
     Verdict,
 )
-from cellgate.router.outliers import COMPARE_S
+from cellgate.router.outliers import COMPARE_S, UNREACHABLE_S
 from cellgate.router.unit_state import UnitState
 
 LAG_S = 0.25
@@ -35,6 +37,10 @@ QUIET_S = 0.25
 """After this time without a token, the engine's counters are read this often."""
 PEERS_ASKED = 2
 """So many units without requests get a canary when another one stalls, and none is seen to do better."""
+ASK_ALL_S = 2.0
+"""Units that rest are all asked at most this often."""
+ASK_SOME_S, RESTING_ASKED = 1.0, 4
+"""And so many of them, so often."""
 CONCURRENT_S = 5.0
 """A unit gets a canary for a request that hangs at most this often."""
 
@@ -54,7 +60,7 @@ class StallWatch:
         """How many connections the gate could not open by its own fault."""
         self._asked_at: dict[str, float] = {}
         """When a unit was last sent a canary beside its requests."""
-        self._compare_at = 0.0
+        self._compare_at = self._ask_all_at = self._ask_some_at = 0.0
         self._silent: dict[str, UnitState] = {}
         """Units that show nothing, of which it is not known whether they pause."""
         self._panic_at: float | None = None
@@ -68,8 +74,13 @@ class StallWatch:
         for state in self._board.attention.noted():
             if state.leases or state.costs.last_plain is not None:
                 self._board.uses.note(state, now)
-        for state in self._prober.unheard(QUIET_S, now):
+        unheard = self._prober.unheard(QUIET_S, now)
+        for state in unheard:
             self._board.attention.note(state, now)
+        if unheard and self._board.attention.is_large:
+            self._ask_resting(len(unheard), now)
+        for state in self._board.attention.woken():
+            self._prober.wake(state.unit.name)
         self._board.tick(now)
         for state in self._board.attention.units:
             if state.case.verdict is Verdict.UP and not is_on(state.hold):
@@ -159,6 +170,19 @@ class StallWatch:
             self._asked_at[name] = now
             state.asks_next = use_of(lease.ask)
             self._prober.look_now(name, Canary.name)
+
+    def _ask_resting(self, unheard: int, now: float) -> None:
+        """Units do not answer: is it them, or is the gate cut off? Some of those that rest can tell; and of
+        several, all.
+        """
+        is_several = unheard >= self._board.rules.panic_min_units
+        if now < (self._ask_all_at if is_several else self._ask_some_at):
+            return
+        self._ask_some_at = now + ASK_SOME_S
+        self._ask_all_at = now + ASK_ALL_S if is_several else self._ask_all_at
+        resting = (s for s in self._board if now - s.answered_at > UNREACHABLE_S and rest(s, now) > 1.0)
+        for state in resting if is_several else islice(resting, RESTING_ASKED):
+            self._prober.look_now(state.unit.name, Readiness.name)
 
     def _ask_mute(self, state: UnitState, now: float) -> None:
         """Send a canary to an idle unit that does not answer probes any more, once."""

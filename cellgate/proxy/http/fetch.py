@@ -20,6 +20,7 @@ from cellgate.probes.base import Fetch, FetchError, Listener, Net, P, Reply, Tro
 from cellgate.probes.runner import Timers
 from cellgate.proxy.http.errors import Failure, FailureKind
 from cellgate.proxy.http.heads import RANK_FIELD
+from cellgate.proxy.http.held import HeldConnection
 from cellgate.proxy.http.names import Lookups
 from cellgate.proxy.http.reply import ReplyHead, UsualReply, usual_reply
 from cellgate.proxy.http.turns import ReadScheduler
@@ -37,6 +38,8 @@ from cellgate.router.unit_state import UnitState
 FETCH_FRESH_S = 30.0
 FRESH_POST_S = 10.0
 """The same for a request with a body (a canary): so much later at most, a new connection is tried."""
+FRESH_HELD = 4.0
+"""So many times as long while a connection is held."""
 PAGES_MAX = 16
 """Usual replies are kept of so many pages of a server."""
 
@@ -78,6 +81,23 @@ class UnitFetch:
         self.fresh_at = self.answered_at = -math.inf
         self._fields = _fields(pool.authority.decode(), api_key)
         self._pages: dict[str, KnownPage] = {}
+        self.held: HeldConnection | None = None
+
+    @property
+    def is_held(self) -> bool:
+        """Whether a connection is held open; see `cellgate.probes.base.Fetch`."""
+        return self.held is not None and self.held.is_open
+
+    def hold(self, lost: Callable[[], None]) -> None:
+        """Hold one for a while."""
+        if self.held is None:
+            self.held = HeldConnection(self.pool, self._loop)
+        self.held.want(lost)
+
+    def close(self) -> None:
+        """Hold nothing."""
+        if self.held is not None:
+            self.held.close()
 
     async def __call__(
         self,
@@ -203,15 +223,19 @@ class _Waiting:
         tell: Callable[[Reply | FetchError], None],
     ) -> None:
         now = fetch.now()
-        is_fresh = fresh or now - fetch.fresh_at >= (FRESH_POST_S if body else FETCH_FRESH_S)
+        fresh_s = (FRESH_POST_S if body else FETCH_FRESH_S) * (FRESH_HELD if fetch.is_held else 1.0)
+        is_fresh = fresh or now - fetch.fresh_at >= fresh_s
         self._fetch = fetch
         self._page = page
         self._tell: Callable[[Reply | FetchError], None] | None = tell
         self._is_over = False
+        held = None if fetch.held is None or is_fresh else fetch.held.take()
         self._fresh_at = now if is_fresh else 0.0
+        if held is not None and fetch.held is not None:
+            self._fresh_at = max(fetch.fresh_at, fetch.held.opened_at)
         self._due = fetch.deadlines.at(now + timeout_s, self._expire)
         self._call = Call(self, fetch.pool, page.head, body, max_bytes=max_bytes, usual=page.usual)
-        self._call.begin(fresh=is_fresh)
+        self._call.begin(fresh=is_fresh, held=held)
 
     def answered(self, status: int, body: bytes) -> None:
         fetch, call = self._fetch, self._call
@@ -332,12 +356,17 @@ class Call:
         self._pieces: list[bytes]
         self._size: int
 
-    def begin(self, *, fresh: bool = False) -> None:
-        """Send it on a connection, a new one if `fresh`. A call that has failed may begin again."""
+    def begin(self, *, fresh: bool = False, held: UnitConnection | None = None) -> None:
+        """Send it on the connection that is held, or another one: a new one if `fresh`. A call that has
+        failed may begin again.
+        """
         self.over = self._has_read = False
         self._conn: UnitConnection | None = None
         self.reply_head: ReplyHead | None = None
-        self._pool.take(self, fresh=fresh)
+        if held is not None:
+            self.on_connected(held)
+        else:
+            self._pool.take(self, fresh=fresh)
 
     def abandon(self) -> None:
         """Stop waiting for the reply."""
@@ -544,6 +573,8 @@ class UnitNet:
 
     def close(self) -> None:
         """Close idle connections; probes in flight are cancelled by their runner."""
+        for fetch in self._fetches.values():
+            fetch.close()
         for pool in self._pools.values():
             pool.close()
 
@@ -580,15 +611,22 @@ class Reach(UnitPools):
         self._deadlines = Timers(loop)
         self._nets: dict[UnitState | None, UnitNet] = {}
         """By unit; that of None is for servers of no unit."""
+        self._fetches: dict[UnitState, UnitFetch] = {}
 
     def probe_transport(self, state: UnitState) -> ProbeTransport:
         """How the probes of a unit reach it."""
 
         def received() -> None:
-            state.answered_at = self._loop.time()
+            state.answered_at, state.asked_at = self._loop.time(), math.inf
 
+        self._stop_holding(state)
         fetch = UnitFetch(self.pool(state), self._loop, received, self._deadlines, state.unit.api_key)
+        self._fetches[state] = fetch
         return ProbeTransport(fetch, self._net(state, received))
+
+    def _stop_holding(self, state: UnitState) -> None:
+        if (fetch := self._fetches.pop(state, None)) is not None:
+            fetch.close()
 
     def net(self) -> Net:
         """Access to servers that belong to no unit."""
@@ -613,6 +651,7 @@ class Reach(UnitPools):
     def leave(self, state: UnitState) -> None:
         """The unit is no longer configured: keep no connection, but let replies in flight finish."""
         super().leave(state)
+        self._stop_holding(state)
         if (net := self._nets.pop(state, None)) is not None:
             net.close()
 
@@ -625,5 +664,7 @@ class Reach(UnitPools):
     def close(self) -> None:
         """Close all that is idle or being opened."""
         super().close()
+        for state in list(self._fetches):
+            self._stop_holding(state)
         for net in self._nets.values():
             net.close()

@@ -69,7 +69,7 @@ class UnitConnection(asyncio.Protocol):
         "usual",
     )
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: ConnectionOwner) -> None:
         self._pool = pool
         self._held = self._taken = False
         # What was read, and from where on it has yet to be parsed.
@@ -327,6 +327,17 @@ class TokenSink(Protocol):
 
     def on_token(self, chunk: bytes) -> None:
         """One whole chunk that holds the event of a token and ends it."""
+
+
+class ConnectionOwner(Protocol):
+    """Where connections come from and go back to: a pool, or who holds one (see held.py)."""
+
+    read_scheduler: ReadScheduler
+
+    def give_back(self, conn: UnitConnection) -> None: ...
+    def forget(self, conn: UnitConnection) -> None: ...
+    def closed(self, conn: UnitConnection, *, broken: bool, unused: bool) -> None: ...
+    def report(self, error: Exception) -> None: ...
 
 
 # Connections to one unit: kept alive for reuse, a new one is opened when none is idle.

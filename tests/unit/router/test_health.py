@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf
 
 import pytest
 from hypothesis import given, settings
@@ -360,8 +361,14 @@ def down(made: Board) -> str:
 def test_panic_needs_three_and_more_than_half(mute: int, rotation: int, panics: bool) -> None:
     """That have not answered for longer than probes pause."""
     assert is_cut_off(mute, rotation, RULES) is panics
-    assert not is_unreachable(NOW, NOW + UNREACHABLE_S)
-    assert is_unreachable(NOW, NOW + UNREACHABLE_S + 0.01)
+    assert not is_unreachable(NOW, NOW, NOW + UNREACHABLE_S)
+    assert is_unreachable(NOW, NOW, NOW + UNREACHABLE_S + 0.01)
+
+
+def test_a_unit_that_is_asked_rarely_is_not_unreachable_before_it_had_time_to_answer() -> None:
+    assert not is_unreachable(NOW, inf, NOW + 60.0)
+    assert not is_unreachable(NOW, NOW + 9.9, NOW + 10.0)
+    assert is_unreachable(NOW, NOW + 9.5, NOW + 10.0)
 
 
 def test_when_nothing_answers_any_more_the_rotation_is_held_and_let_go_after_30_s() -> None:
