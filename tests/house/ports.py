@@ -8,12 +8,12 @@ from __future__ import annotations
 import ast
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from functools import lru_cache
+from functools import cache
 
 from tests.house.source import Finding, Source, product
 
 
-@lru_cache
+@cache
 def classes() -> Mapping[str, tuple[Source, ast.ClassDef]]:
     """All classes of the product by name: a name is there once (names.py)."""
     return {
@@ -34,7 +34,7 @@ def is_port(node: ast.ClassDef) -> bool:
     return "Protocol" in bases(node)
 
 
-@lru_cache
+@cache
 def members(name: str) -> frozenset[str]:
     """What a class has: methods, fields, and attributes that it sets on itself; those of its bases too."""
     if name not in classes():
