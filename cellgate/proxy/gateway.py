@@ -22,7 +22,7 @@ from cellgate.proxy.http.client import ClientExchange, ResponseClient
 from cellgate.proxy.http.errors import Failure, FailureKind
 from cellgate.proxy.http.heads import KEY_FIELDS
 from cellgate.proxy.http.request import Request
-from cellgate.proxy.http.server import ClientConnection, first_to_close, refusal
+from cellgate.proxy.http.server import ClientConnection, first_to_close, refusal_unread
 from cellgate.proxy.http.slow_readers import Backlogs
 from cellgate.proxy.http.turned_away import TurnedAway
 from cellgate.proxy.http.turns import ReadScheduler
@@ -260,7 +260,7 @@ class Gateway:
     def _refuse_new(self, peer: str) -> bytes:
         """The answer to a client for which there are no file descriptors."""
         self.refused(peer, _NO_ROOM)
-        return refusal(_NO_ROOM)
+        return refusal_unread(_NO_ROOM)
 
     def refused(self, peer: str, failure: Failure) -> None:
         """A request that was not read was answered: it is malformed, or there is no room for it."""

@@ -438,7 +438,7 @@ class ClientConnection(asyncio.Protocol):
 
     def _refuse(self, failure: Failure) -> None:
         self._host.refused(self.peer, failure)
-        self.send(refusal(failure))
+        self.send(refusal_unread(failure))
         self.close()
 
     def update_reading(self) -> None:
@@ -491,7 +491,7 @@ class ConnectionHost(IntakeBounds, Protocol):
     def shows_internals(self, peer: str) -> bool: ...
 
 
-def refusal(failure: Failure) -> bytes:
+def refusal_unread(failure: Failure) -> bytes:
     """The answer to a request that was not read, after which the connection is closed."""
     row = failure.kind.row
     wait_s = row.retry_after_s if failure.retry_after_s is None else failure.retry_after_s
