@@ -87,7 +87,7 @@ facts = st.builds(
     far_s=st.floats(0, 10),
     kv_tokens=st.sampled_from([0, 1, 1000, 2_000_000]),
     written_tokens=st.floats(0, 1e12),
-    seats=st.sampled_from([math.inf, 1.0, 64.0]),
+    slots=st.sampled_from([math.inf, 1.0, 64.0]),
 )
 works = st.lists(st.integers(0, 10**7), max_size=5).map(lambda prompts: busy(*prompts))
 sizes = st.integers(0, 10**7)
