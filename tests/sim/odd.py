@@ -141,7 +141,9 @@ BAD: Mapping[str, Kind] = {
     "empty": lambda asked: said(asked, []),
     "stops": lambda asked: said(asked, [{"content": ""}]),
     "no text": lambda asked: said(asked, [{}] * asked.tokens, "length"),
-    "no end": lambda asked: Odd(((0.01, _DONE if asked.stream else b"", 0),), content_type=EVENTS),
+    "no end": lambda asked: (
+        Odd(((0.01, _DONE, 0),), content_type=EVENTS) if asked.stream else Odd(((0.01, b"{}", 0),))
+    ),
     "400": _refused(400),
     "401": _refused(401),
     "404": _refused(404),
