@@ -333,6 +333,10 @@ class Tenant(Generic[T]):
 
     def first(self, blocked: Container[Hashable]) -> Entry[T] | None:
         """The first place whose group is not blocked."""
+        first = self.sessions[0].entries[0]
+        if first.group not in blocked:
+            # As a rule, and of thousands of tenants for each that is served.
+            return first
         places = (entry for session in self.sessions for entry in session.entries)
         return next((entry for entry in places if entry.group not in blocked), None)
 
@@ -409,21 +413,30 @@ class Ring(Generic[T]):
         for at, tenant in enumerate(self.tenants):
             if (entry := tenant.first(blocked)) is not None:
                 firsts.append((at, entry))
-                best[entry.payer] = min(entry.due[0], best.get(entry.payer, entry.due[0]))
-        turns = [(self._turn(at, entry), entry) for at, entry in firsts if entry.due[0] == best[entry.payer]]
-        return min(turns, key=lambda turn: turn[0])[1] if turns else None
+                own = entry.due[0]
+                if own < best.get(entry.payer, own + 1):
+                    best[entry.payer] = own
+        turns = [
+            (self._turn(at, entry), at, entry) for at, entry in firsts if entry.due[0] == best[entry.payer]
+        ]
+        return min(turns)[2] if turns else None
 
     def take(self, entry: Entry[T]) -> None:
         """Serve one: the round goes on to its tenant as often as it needs, and the tenant pays."""
-        at = next(at for at, tenant in enumerate(self.tenants) if tenant.name == entry.of)
-        turn = self._turn(at, entry)
+        at = self.tenants.index(self._named[entry.of])
+        passes, until = self._turn(at, entry)
+        # Without calls: a flood may have a thousand names, each of which is visited here.
+        quantum, payers, stands = self._rules.quantum_tokens, self._payers, self._stands(0)
         for number, tenant in enumerate(self.tenants):
-            visits = turn[0] if self._stands(number) <= turn[1] else turn[0] - 1
-            tenant.deficit += max(visits, 0) * self._quantum(tenant)
-            if number != at:
-                # A tenant that was blocked for lack of a unit does not accumulate deficit.
-                tokens = tenant.sessions[0].entries[0].tokens
-                tenant.deficit = min(tenant.deficit, max(tokens, self._quantum(tenant)))
+            payer = tenant.name[0]
+            each = quantum / payers[payer] if payer else quantum
+            visits = passes if (number or stands) <= until else passes - 1
+            if visits > 0:
+                tenant.deficit += visits * each
+            # A tenant that was blocked for lack of a unit does not accumulate deficit.
+            most = tenant.sessions[0].entries[0].tokens
+            if tenant.deficit > most and number != at:
+                tenant.deficit = min(tenant.deficit, max(most, each))
         self.tenants = self.tenants[at:] + self.tenants[:at]
         self._is_visiting = True
         self.tenants[0].deficit -= entry.tokens
