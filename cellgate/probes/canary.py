@@ -34,6 +34,7 @@ from cellgate.probes.engines import (
 )
 from cellgate.probes.served import ask_served, ask_version
 from cellgate.router.nouns import (
+    BUSY_STATUSES,
     Build,
     Built,
     Evidence,
@@ -44,7 +45,6 @@ from cellgate.router.nouns import (
     Use,
     Verdict,
 )
-from cellgate.router.retry import BUSY_STATUSES
 
 AWAKE_S, COUNTED_AWAKE_S = 2.0, 1.5
 """A unit with work gets a canary after so long without a sign of life; the second: if steps are counted."""

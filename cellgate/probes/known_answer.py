@@ -19,8 +19,7 @@ import orjson
 from cellgate.probes.base import FetchError, ProbeContext, Reply, is_in_use
 from cellgate.probes.canary import is_half, model_of
 from cellgate.probes.engines import engine, fingerprint_of, parsed
-from cellgate.router.nouns import USABLE, Answered, AnswerToken, Build, Built, Finding, Urgency
-from cellgate.router.retry import BUSY_STATUSES
+from cellgate.router.nouns import BUSY_STATUSES, USABLE, Answered, AnswerToken, Build, Built, Finding, Urgency
 
 PROMPT = "The capital of France is Paris. The capital of Japan is"
 """Shorter than a block of most KV caches, so that it is computed each time."""

@@ -425,6 +425,10 @@ class Kept(NamedTuple):
     until: tuple[str, ...]
 
 
+BUSY_STATUSES = frozenset({429, 503})
+"""A unit that answers one of these may have too much to do, and not be sick."""
+
+
 class Refusal(Enum):
     """Why there is no lease."""
 

@@ -45,15 +45,12 @@ class RetryRule:
 
 FINAL = RetryRule(again=False)
 """The client's failures, most of the gate's, and all after the commit."""
-GONE = RetryRule()
+LOST = RetryRule()
 ANSWERED = RetryRule(draws=True, cools=True)
 BUSY = RetryRule(draws=True, cools=True, waits=True)
 ENDED = RetryRule(returns=Returns.ALWAYS)
 NOT_CONNECTED = RetryRule(returns=Returns.IF_ALONE)
 """The gate itself could not connect, so this says nothing of the unit."""
-
-BUSY_STATUSES = frozenset({429, 503})
-"""A unit that answers one of these may have too much to do, and not be sick."""
 
 
 class Step(NamedTuple):

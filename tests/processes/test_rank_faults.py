@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -90,43 +89,35 @@ async def test_a_unit_with_a_faulty_rank_is_out_within_a_look_retried_and_back_a
                 tmp_path, {}, cells=cells(engine, two[1]), operator={"recovery": [remedy]}
             ) as gate:
                 await asyncio.to_thread(gate.until_up, "a", "b")
-                await through(gate, engine)
+                async with Load(gate) as load:
+                    await until(lambda: load.whole > 2 * CLIENTS)
+                    engine.fail()
+                    failed_at = time.monotonic()
+                    await until(lambda: gate.units()["a"]["verdict"] == "down")
+                    assert time.monotonic() - failed_at < LOOK_S + SLACK_S
+                    await assert_named(gate, "rank 1 is unhealthy (RuntimeError)")
+                    await until(lambda: gate.units()["a"]["verdict"] == "up")
+                    assert engine.healed_at > 0
+        assert load.wrong == []
+        # One round: each rank once, with one name, and the canary comes behind it.
+        assert [rank for rank, _, _ in engine.retries] == [0, 1]
+        assert len({name for _, name, _ in engine.retries}) == 1
         assert not restarted.exists()
     finally:
         for unit in two:
             unit.stop()
 
 
-async def through(gate: GateProcess, engine: RankedEngine) -> None:
-    """A fault, and all that follows from it."""
-
-    def row() -> dict[str, Any]:
-        return dict(gate.units()["a"])
-
-    async with Load(gate) as load:
-        await until(lambda: load.whole > 2 * CLIENTS)
-        engine.fail()
-        failed_at = time.monotonic()
-        await until(lambda: row()["verdict"] == "down")
-        out_s = time.monotonic() - failed_at
-        fault = "rank 1 is unhealthy (RuntimeError)"
-        assert fault in row()["reason"]
-        page = await asyncio.to_thread(metrics, gate)
-        events = (await asyncio.to_thread(gate.admin, "GET", "/events"))[1]
-        await until(lambda: row()["verdict"] == "up")
-        healed = engine.healed_at
-    print(f"out after {out_s:.2f} s; {load.whole} requests", file=sys.stderr)
-    assert load.wrong == []
-    assert out_s < LOOK_S + SLACK_S
+async def assert_named(gate: GateProcess, fault: str) -> None:
+    """In the unit's reason, as a metric and in an event."""
+    assert fault in gate.units()["a"]["reason"]
+    page = await asyncio.to_thread(metrics, gate)
+    events = (await asyncio.to_thread(gate.admin, "GET", "/events"))[1]
     assert any(
         line.startswith("cellgate_unit_rank_fault{") and 'rank="1"' in line and line.endswith(" 1.0")
         for line in page.splitlines()
     ), [line for line in page.splitlines() if "rank_fault" in line]
     assert any(fault in str(event) for event in events)
-    # One round: each rank once, with one name, and the canary comes behind it.
-    assert [rank for rank, _, _ in engine.retries] == [0, 1]
-    assert len({name for _, name, _ in engine.retries}) == 1
-    assert healed > 0
 
 
 async def test_while_an_engine_recovers_with_its_requests_they_stay_and_none_is_asked_twice(

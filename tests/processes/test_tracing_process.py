@@ -12,7 +12,7 @@ from typing import Any
 import openai
 import pytest
 
-from loadtests.kit.collector import collecting
+from loadtests.kit.collector import Collector, collecting
 from loadtests.simunit.process import SimUnit
 from tests.wire.process import GateProcess, eventually, metrics
 from tests.wire.stage import PROCESSES_S, live_for
@@ -52,14 +52,7 @@ async def test_a_gate_that_is_configured_so_tells_a_collector_of_a_broken_stream
                 gate.signal(signal.SIGTERM)
                 assert await asyncio.to_thread(gate.exit_code) == 0
             [requests] = collector.metrics["cellgate_client_requests"].sum.data_points
-            generated = {
-                name.rpartition(".")[2]: [
-                    ({pair.key: pair.value.string_value for pair in point.attributes}, point.count)
-                    for point in metric.histogram.data_points
-                ]
-                for name, metric in collector.metrics.items()
-                if name.startswith("gen_ai.server.")
-            }
+            generated = generations(collector)
     finally:
         for unit in units:
             unit.stop()
@@ -75,6 +68,18 @@ async def test_a_gate_that_is_configured_so_tells_a_collector_of_a_broken_stream
     exemplars = set(re.findall(r'# {trace_id="([0-9a-f]{32})"}', page))
     assert exemplars
     assert exemplars <= {span.trace_id for span in collector.spans}
+
+
+def generations(collector: Collector) -> dict[str, list[tuple[dict[str, str], int]]]:
+    """What it has heard by the names of OpenTelemetry: attributes and counts, by the last word of a name."""
+    return {
+        name.rpartition(".")[2]: [
+            ({pair.key: pair.value.string_value for pair in point.attributes}, point.count)
+            for point in metric.histogram.data_points
+        ]
+        for name, metric in collector.metrics.items()
+        if name.startswith("gen_ai.server.")
+    }
 
 
 def test_a_collector_that_is_away_costs_one_line_and_no_request(tmp_path: Path) -> None:

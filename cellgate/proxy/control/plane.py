@@ -93,8 +93,7 @@ class Plane:
         unit_tls: MakeTls | None = None,
     ) -> None:
         self._loop, self.settings = loop, settings
-        self.events = events
-        self.now = loop.time
+        self.events, self.now = events, loop.time
         self.ticker = ticker
         self.board = Board(settings.rules)
         self.router = Router(self.board, POLICIES[settings.policy](), rng, Queue(settings.queue))
@@ -107,10 +106,8 @@ class Plane:
         self.link_watch = LinkWatch(self.board, events, loop.time)
         self._rare_events = RareEvents(events, loop.time)
         self.hold_watch = self._make_hold_watch()
-        self.refused_watch, self.engine_controller = (
-            self._make_refused_watch(),
-            self._make_engine_controller(),
-        )
+        self.refused_watch = self._make_refused_watch()
+        self.engine_controller = self._make_engine_controller()
         self.containment = self._make_containment()
         self.stored = StoredResponses(self.board, keyed=settings.keys is not None)
         self.search = ResponseSearch(self.stored, self.board, self._fetch_of)

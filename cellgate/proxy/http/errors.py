@@ -15,7 +15,7 @@ from enum import Enum
 import orjson
 
 from cellgate.router.nouns import Outcome, Strength
-from cellgate.router.retry import ANSWERED, BUSY, ENDED, FINAL, GONE, NOT_CONNECTED, RetryRule
+from cellgate.router.retry import ANSWERED, BUSY, ENDED, FINAL, LOST, NOT_CONNECTED, RetryRule
 
 
 class Fault(Enum):
@@ -57,7 +57,7 @@ def _gate(status: int, retry: RetryRule = FINAL) -> FailureRow:
     return FailureRow(Fault.GATE, status, kind, Outcome.GATE_ERROR, retry=retry, retry_after_s=1)
 
 
-def _unit(status: int, outcome: Outcome, strength: Strength | None, retry: RetryRule = GONE) -> FailureRow:
+def _unit(status: int, outcome: Outcome, strength: Strength | None, retry: RetryRule = LOST) -> FailureRow:
     return FailureRow(Fault.UNIT, status, _DOWN, outcome, strength, retry, retry_after_s=1)
 
 
@@ -184,7 +184,7 @@ TABLE: dict[FailureKind, FailureRow] = {
     FailureKind.UNKNOWN_NAME: _gate(503, NOT_CONNECTED),
     FailureKind.NO_CONTROL_PROCESS: _gate(503),
     FailureKind.GUARDRAIL_FAILED: _gate(503),
-    FailureKind.EVICTED: FailureRow(Fault.GATE, 503, _DOWN, Outcome.EVICTED, retry=GONE, retry_after_s=1),
+    FailureKind.EVICTED: FailureRow(Fault.GATE, 503, _DOWN, Outcome.EVICTED, retry=LOST, retry_after_s=1),
     FailureKind.INTERNAL: FailureRow(
         Fault.GATE, 500, "internal_server_error", Outcome.GATE_ERROR, closes=True
     ),
@@ -198,7 +198,7 @@ TABLE: dict[FailureKind, FailureRow] = {
     FailureKind.GARBAGE: _unit(502, Outcome.UNIT_ERROR, Strength.WEAK, ANSWERED),
     # Another try would take as long.
     FailureKind.ANSWER_TIMEOUT: FailureRow(
-        Fault.UNIT, 504, _DOWN, Outcome.UNIT_ERROR, Strength.STRONG, GONE, is_final=True
+        Fault.UNIT, 504, _DOWN, Outcome.UNIT_ERROR, Strength.STRONG, LOST, is_final=True
     ),
     FailureKind.BUSY: _unit(503, Outcome.BUSY, None, BUSY),
     # Without another unit the client gets the unit's own 404.

@@ -443,7 +443,7 @@ NODE_S = 0.3
 _KEY_OF_SCRIPT = 3
 
 
-class Slots(NamedTuple):
+class ClusterSlots(NamedTuple):
     """Which node has which slots: from `firsts[i]` to `lasts[i]` it is `owners[i]`."""
 
     firsts: list[int]
@@ -465,7 +465,7 @@ class ClusterClient:
         self._seeds = tuple(seeds)
         self._open_node = open_node
         self._nodes: dict[Address, ServerClient] = {}
-        self._slots: Slots | None = None
+        self._slots: ClusterSlots | None = None
 
     async def exchange(self, commands: Sequence[Command], limit_s: float = EXCHANGE_S) -> list[Any]:
         """The answers to these commands; an error of a node stands in the place of an answer. Raises
@@ -495,7 +495,7 @@ class ClusterClient:
             with suppress(RedisError, OSError):
                 await node.disconnect()
 
-    async def _send(self, slots: Slots, commands: Sequence[Command]) -> list[Any]:
+    async def _send(self, slots: ClusterSlots, commands: Sequence[Command]) -> list[Any]:
         parts: dict[Address, list[int]] = {}
         for number, command in enumerate(commands):
             parts.setdefault(_owner(slots, command), []).append(number)
@@ -520,7 +520,7 @@ class ClusterClient:
         node = self._node(Address(error.host, int(error.port)))
         return (await node.exchange([*asking, command]))[-1]
 
-    async def _look(self) -> Slots:
+    async def _look(self) -> ClusterSlots:
         """Read the table. Raises redis-py's ConnectionError when no node has one."""
         trouble = ""
         for at in dict.fromkeys((*self._nodes, *self._seeds)):
@@ -546,7 +546,7 @@ class ClusterClient:
         return self._nodes[at]
 
 
-def _owner(slots: Slots, command: Command) -> Address:
+def _owner(slots: ClusterSlots, command: Command) -> Address:
     word = command[0]
     if word in ("PUBLISH", "PING"):
         return slots.owners[0]
@@ -554,7 +554,7 @@ def _owner(slots: Slots, command: Command) -> Address:
     return slots.owner(key_slot(key if isinstance(key, bytes) else str(key).encode()))
 
 
-def _table(found: Any, asked: Address) -> Slots:
+def _table(found: Any, asked: Address) -> ClusterSlots:
     """The answer to CLUSTER SLOTS: `[first, last, [host, port, id, ...], replicas ...]` for each range.
     Raises ValueError, or the error of the server.
     """
@@ -566,7 +566,7 @@ def _table(found: Any, asked: Address) -> Slots:
         raise ValueError("not a table of slots") from error
     if not rows:
         raise ValueError("it has no slots")
-    return Slots([row[0] for row in rows], [row[1] for row in rows], [row[2] for row in rows])
+    return ClusterSlots([row[0] for row in rows], [row[1] for row in rows], [row[2] for row in rows])
 
 
 def _address(node: Any, asked: Address) -> Address:

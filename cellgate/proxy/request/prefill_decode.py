@@ -27,8 +27,17 @@ from cellgate.proxy.request.body_shape import NAMES as OF_THE_PROMPT
 from cellgate.proxy.request.ports import PickRequest
 from cellgate.proxy.request.response import failure_of, outcome_of
 from cellgate.proxy.request.unit_head import rank_line
-from cellgate.router.nouns import LEG_LOST, LINK_FAILED, PREFILLED, Ask, Outcome, SplitPlan, SplitStep, Unit
-from cellgate.router.retry import BUSY_STATUSES
+from cellgate.router.nouns import (
+    BUSY_STATUSES,
+    LEG_LOST,
+    LINK_FAILED,
+    PREFILLED,
+    Ask,
+    Outcome,
+    SplitPlan,
+    SplitStep,
+    Unit,
+)
 from cellgate.router.unit_state import Lease
 
 if TYPE_CHECKING:

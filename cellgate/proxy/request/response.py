@@ -46,8 +46,7 @@ from cellgate.proxy.resume.replay import FOLD_BYTES, MakeTranscript, ReplayBuffe
 from cellgate.proxy.resume.transcript import IDS, NO_IDS, TokenLog
 from cellgate.router.cost_model import Usage
 from cellgate.router.learning import GAPS_MS
-from cellgate.router.nouns import Ask, Outcome
-from cellgate.router.retry import BUSY_STATUSES
+from cellgate.router.nouns import BUSY_STATUSES, Ask, Outcome
 from cellgate.router.unit_state import NO_ENDS, UnitState
 
 if TYPE_CHECKING:

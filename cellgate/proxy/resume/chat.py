@@ -60,7 +60,7 @@ from cellgate.proxy.resume.shown import (
     unsupported_in,
 )
 from cellgate.proxy.resume.transcript import DONE, STOPPED_BY, TokenLog, Transcript, asking, kind_of
-from cellgate.router.retry import BUSY_STATUSES
+from cellgate.router.nouns import BUSY_STATUSES
 
 _WORKING_EVENTS = 64
 """The client gets a comment for so many events that repeat what it knows."""
