@@ -184,14 +184,14 @@ def _facts(cards: list[Any]) -> dict[str, dict[str, str | int]]:
     """What a list says of its models that clients of the gate are told as well."""
     found: dict[str, dict[str, str | int]] = {}
     for card in cards[:_CARDS_MAX]:
-        if isinstance(card, dict) and isinstance(name := card.get("id"), str) and name:
+        if isinstance(card, dict) and isinstance(name := card.get("id"), str) and _is_name(name):
             facts: dict[str, str | int] = {}
             found[name] = facts
             for key in _NUMBERS:
                 if type(number := card.get(key)) is int:
                     facts[key] = number
             for key in _TEXTS:
-                if isinstance(text := card.get(key), str) and len(text) <= _TEXT_CHARS:
+                if isinstance(text := card.get(key), str) and len(text) <= _TEXT_CHARS and text.isprintable():
                     facts[key] = text
     return found
 
@@ -208,4 +208,9 @@ def _bases(cards: list[Any], names: tuple[str, ...]) -> dict[str, str]:
 def _names(cards: Any, key: str) -> tuple[str, ...]:
     """The non-empty strings under `key` in a list of objects; none when it has another shape."""
     objects = [card for card in cards if isinstance(card, dict)] if isinstance(cards, list) else []
-    return tuple(card[key] for card in objects if isinstance(card.get(key), str) and card[key])
+    return tuple(card[key] for card in objects if isinstance(name := card.get(key), str) and _is_name(name))
+
+
+def _is_name(name: str) -> bool:
+    """A name with controls, or marks that turn a line round, is none."""
+    return name != "" and name.isprintable()

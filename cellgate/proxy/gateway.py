@@ -20,7 +20,7 @@ from cellgate.proxy.config.settings import Peers, Settings, payer_at
 from cellgate.proxy.http.body_memory import BodyMemory
 from cellgate.proxy.http.client import ClientExchange, ResponseClient
 from cellgate.proxy.http.errors import Failure, FailureKind
-from cellgate.proxy.http.heads import KEY_FIELDS
+from cellgate.proxy.http.heads import HIDDEN_FIELDS, KEY_FIELDS
 from cellgate.proxy.http.request import Request
 from cellgate.proxy.http.server import ClientConnection, first_to_close, refusal_unread
 from cellgate.proxy.http.slow_readers import Backlogs
@@ -152,7 +152,7 @@ class Gateway:
         fields = self.routing_headers.names | {FORMAT_FIELD}
         if self.cors is not None:
             fields |= CORS_FIELDS
-        return fields if self.key_check is None else fields | KEY_FIELDS
+        return fields if self.key_check is None else fields | KEY_FIELDS | HIDDEN_FIELDS
 
     def ask_for_keys(self, key_check: KeyCheck) -> None:
         """Ask all clients that come from now on for keys."""

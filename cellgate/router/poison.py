@@ -9,8 +9,9 @@ so that many clients with one prompt are one. Rules:
    suspect and moves on, at most one to a unit.
 3. So the third death identifies the request, and there is no fourth.
 4. It is refused to who asked for it, until units have died for two payers: a client bans its own prompts.
-5. A death counts only until the request has passed the point at which it died, because a poisonous prompt
-   ends units at the same point each time. A prompt that is answered in full is innocent.
+5. A death counts only until the request, or another one of its prompt, has passed the point at which it
+   died, because a poisonous prompt ends units at the same point each time. One that is answered in full is
+   innocent.
 """
 
 from __future__ import annotations
@@ -42,6 +43,9 @@ SHARED_S = 20.0
 """When all units fall silent within this time, with no request on all of them, they share another cause."""
 SLACK_TOKENS = 8
 """A request is past the point of a death after this many more tokens: the last ones may not have arrived."""
+OUTLIVED, OUTLIVED_S = 1.25, 2.0
+"""Another request of the prompt, elsewhere, is past the point of a death after so many times as long, and so
+much longer: units of a cell are about as fast."""
 STRIDE = 0.1
 """Deaths at the same number of tokens of an attempt, within this share, have one cause."""
 PAYERS = 2
@@ -96,8 +100,7 @@ class Ledger:
         if record.meets_one_dying(loss, death):
             return PromptVerdict.MOVES
         death.died.add(loss.fingerprint)
-        if not any(mark.death is death for mark in record.marks):
-            record.marks = _weighed((*record.marks, _mark(death, loss)))
+        record.marks = _weighed(_noted(record.marks, _mark(death, loss)))
         death.is_silent = death.is_silent and loss.is_silent
         self._note_many(death)
         self._note_shared(loss.at, places)
@@ -114,6 +117,22 @@ class Ledger:
         death.lost_at = now if death.lost_at is None else death.lost_at
         met = [(each, self.records[each]) for each in sorted(death.died) if each in self.records]
         return [each for each, record in met if self._verdict(each, record, now) is PromptVerdict.ENDS]
+
+    def waiting(self) -> frozenset[int]:
+        """The prompts of deaths that they have not passed."""
+        return frozenset(
+            fingerprint
+            for fingerprint, record in self.records.items()
+            if not all(mark.passed for mark in record.marks)
+        )
+
+    def outlived(self, fingerprint: int, lived_s: float) -> None:
+        """One of its requests has been at a unit that works for so long: past the deaths before it."""
+        record = self.records[fingerprint]
+        record.marks = tuple(
+            replace(mark, passed=True) if lived_s > OUTLIVED * mark.lived_s + OUTLIVED_S else mark
+            for mark in record.marks
+        )
 
     def answered(self, fingerprint: int) -> None:
         """A request was answered in full: it is innocent."""
@@ -271,7 +290,7 @@ class Loss:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A death of a fingerprint, and how far the request had come."""
+    """A death of a fingerprint, and how far the request had come; of several, the furthest."""
 
     death: Death
     tokens: int
@@ -345,6 +364,16 @@ class PoisonRecord:
 def _mark(death: Death, loss: Loss) -> Mark:
     lived_s = loss.at - loss.opened_at
     return Mark(death, loss.tokens, loss.shown, lived_s, loss.is_reply)
+
+
+def _noted(marks: tuple[Mark, ...], new: Mark) -> tuple[Mark, ...]:
+    """The marks with one more; of one death the furthest that its requests had come."""
+    for at, mark in enumerate(marks):
+        if mark.death is new.death:
+            tokens, lived_s = max(mark.tokens, new.tokens), max(mark.lived_s, new.lived_s)
+            wider = replace(mark, tokens=tokens, shown=max(mark.shown, new.shown), lived_s=lived_s)
+            return (*marks[:at], wider, *marks[at + 1 :])
+    return (*marks, new)
 
 
 def _weighed(marks: tuple[Mark, ...]) -> tuple[Mark, ...]:

@@ -165,17 +165,20 @@ async def test_what_one_gate_has_found_out_no_other_one_sends_and_who_clears_it_
     assert (await drink(stage, via=stage.alive_client(0))).is_answered
 
 
+@pytest.mark.parametrize("tokens", [100, 900])
 @played(Stage, units=4)
 async def test_units_restarted_one_after_another_under_one_popular_prompt_ban_it_for_nobody(
-    stage: Stage,
+    stage: Stage, tokens: int
 ) -> None:
-    """All that an evaluation asks is one prompt; nobody has told the gate of the restarts."""
+    """All that an evaluation asks is one prompt; nobody has told the gate of the restarts. No answer of the
+    long ones ends between the first restart and the second: others of the prompt are further by then.
+    """
     clients: list[asyncio.Future[Visit]] = []
 
     async def ask() -> None:
         while not is_over:
             clients.append(
-                asyncio.ensure_future(drink(stage, prompt="a question", stream=False, max_tokens=100))
+                asyncio.ensure_future(drink(stage, prompt="a question", stream=False, max_tokens=tokens))
             )
             await asyncio.sleep(0.04)
 
@@ -191,7 +194,10 @@ async def test_units_restarted_one_after_another_under_one_popular_prompt_ban_it
     await asking
     visits = await asyncio.gather(*clients)
     assert len(visits) >= 800
-    assert [visit.code for visit in visits if not visit.is_answered] == []
+    lost = [visit.code for visit in visits if not visit.is_answered]
+    assert "poison_suspected" not in lost
+    # An answer that meets three restarts has used up what it may cost.
+    assert len(lost) <= (0 if tokens == 100 else 8), lost
     assert stage.gate.containment.counts["bans"] == 0
 
 

@@ -73,6 +73,23 @@ async def test_a_key_comes_in_by_either_header_and_its_unit_gets_its_own_or_none
         assert here.unit.requests[2].get("authorization") == "Bearer unit-key"
 
 
+async def test_a_key_that_a_client_has_put_elsewhere_does_not_count_and_does_not_reach_a_unit(
+    tmp_path: Path,
+) -> None:
+    misplaced = f"x_api_key: {KEY}\r\nCookie: key={KEY}\r\nSec-WebSocket-Protocol: realtime, key.{KEY}\r\n"
+    async with keyed(tmp_path, STREAM, line()) as here, here.client() as client:
+        for query in ("?api_key=", "?a=1&KEY=", "?access%5Ftoken="):
+            for head, status in ((BEARER + misplaced, 200), (misplaced, 401)):
+                target = f"completions{query}{KEY} HTTP".encode()
+                asked = chat(head=head).replace(b"completions HTTP", target)
+                assert (await client.ask(asked)).status == status
+        assert len(here.unit.requests) == 3
+        for request in here.unit.requests:
+            assert KEY not in request.target + str(request.fields)
+            assert request.get("sec-websocket-protocol") == "realtime"
+        assert here.unit.requests[1].target.endswith("completions?a=1")
+
+
 async def test_without_a_key_that_counts_nothing_is_served_but_health(tmp_path: Path) -> None:
     old = line("old", "sk-old", expires="2020-01-01")
     async with keyed(tmp_path, STREAM, line(), old) as here, here.client() as client:

@@ -6,16 +6,18 @@ In this order: `KeyChecker`, `KeyFollower`, `KeyAdmission`, `TokenVerifier`.
 from __future__ import annotations
 
 import asyncio
+import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from hashlib import sha256
 from typing import TYPE_CHECKING, Protocol
+from urllib.parse import unquote_to_bytes
 
 from cellgate.proxy.admission.limits import IN_FLIGHT, Accounts, Period, UsageRecord
 from cellgate.proxy.config.key_file import Key, KeyFileError, KeyRing, read_keys
 from cellgate.proxy.http.errors import UNCHARGED, Failure, FailureKind
-from cellgate.proxy.http.heads import KEY_FIELDS
+from cellgate.proxy.http.heads import HIDDEN_FIELDS, KEY_FIELDS
 from cellgate.proxy.observe.defects import report_defect
 from cellgate.proxy.process.signals import Signature, signature
 from cellgate.proxy.request.one_meaning import models_in_query
@@ -169,12 +171,21 @@ class KeyChecker:
         return present is not None and present.expires_at > at
 
 
+_KEY_NAME = re.compile(
+    rb"(?:x[-_])?(?:api[-_]?)?key|(?:access[-_]|auth[-_]|api[-_])?token|authorization", re.IGNORECASE
+)
+_KEY_PROTOCOL = re.compile(rb"key|token|bearer|auth", re.IGNORECASE)
+
+
 def take_credentials(request: Request) -> bytes:
     """The key that the head shows; it is taken out. Empty: none, or several that differ.
 
-    `Authorization: Bearer KEY` (OpenAI), `x-api-key: KEY` (Anthropic) or `api-key: KEY` (Azure).
+    `Authorization: Bearer KEY` (OpenAI), `x-api-key: KEY` (Anthropic) or `api-key: KEY` (Azure). Where else
+    clients may have put it, it does not count, and units do not see it.
     """
     routing = request.routing
+    if request.path is not request.target:
+        request.target = without_keys(request.target)
     if len(routing) == 1:
         name, value = routing[0]
         if name in KEY_FIELDS:
@@ -189,11 +200,31 @@ def take_credentials(request: Request) -> bytes:
                 return value[_SCHEME_BYTES:].strip()
             return _key(name, value)
     shown = [field for field in routing if field[0] in KEY_FIELDS]
-    dropped = {b"%b: %b\r\n" % field for field in shown}
+    hidden = [field for field in routing if field[0] in HIDDEN_FIELDS]
+    dropped = {b"%b: %b\r\n" % field for field in (*shown, *hidden)}
     request.lines = [line for line in request.lines if line not in dropped]
-    request.routing = [field for field in routing if field[0] not in KEY_FIELDS]
+    request.lines += _protocols(hidden)
+    request.routing = [field for field in routing if field[0] not in KEY_FIELDS | HIDDEN_FIELDS]
     keys = {_key(name, value) for name, value in shown}
     return keys.pop() if len(keys) == 1 else b""
+
+
+def without_keys(target: bytes) -> bytes:
+    """A path without what its query says of a key."""
+    path, _, query = target.partition(b"?")
+    parts = [(part, unquote_to_bytes(part.partition(b"=")[0])) for part in query.split(b"&")]
+    kept = [part for part, name in parts if not _KEY_NAME.fullmatch(name)]
+    return path + b"?" + b"&".join(kept) if kept else path
+
+
+def _protocols(hidden: Iterable[tuple[bytes, bytes]]) -> list[bytes]:
+    """The lines of subprotocols without those that are keys, as browsers send them."""
+    lines = []
+    for name, value in hidden:
+        if name == b"sec-websocket-protocol":
+            kept = [each for each in value.split(b",") if not _KEY_PROTOCOL.search(each)]
+            lines += [b"%b: %b\r\n" % (name, b",".join(kept).strip())] if kept else []
+    return lines
 
 
 def shown_credentials(request: Request) -> bytes:

@@ -47,6 +47,8 @@ GIVEN_UP_MOST = 2
 """A request is not sent to a further unit after so many of those it tried were given up while they had its
 prompt, because of a time-out of ours. The prompt is not poison for that: it may only be more than these units
 can do."""
+OUTLIVED_LOOK_S, OUTLIVED_LOOKS = 0.5, 64
+"""How often requests of suspected prompts are looked for, and at how many of each unit: the oldest."""
 CONTAINED_LOOKS = 64
 """Held requests that are checked in one turn of the loop."""
 _CONTAINED_LOST = frozenset(
@@ -101,6 +103,7 @@ class Containment:
         """By fingerprint: which units were given up by a time-out of ours while they had it, and when."""
         self._held: dict[HeldRequest, None] = {}
         self._serving = False
+        self._looked_at = 0.0
 
     # -- what units do -------------------------------------------------------------------------------------
 
@@ -173,6 +176,7 @@ class Containment:
         """Time has passed."""
         if self.watchful:
             self.ledger.tick(now)
+            self._note_outlived(now)
             self.bans.tick(now)
             self._reported &= self.ledger.records.keys()
             self._given_up = {f: last for f, last in self._given_up.items() if now - last[1] < MEMORY_S}
@@ -267,6 +271,26 @@ class Containment:
         return True
 
     # -- inside --------------------------------------------------------------------------------------------
+
+    def _note_outlived(self, now: float) -> None:
+        """Others of a prompt that units died under may have gone on, at units that work and let none wait.
+        Where they have passed that point, it was not the prompt: somebody restarts units, one by one.
+        """
+        suspects = self.ledger.waiting()
+        if not suspects or now < self._looked_at + OUTLIVED_LOOK_S:
+            return
+        self._looked_at = now
+        longest: dict[int, float] = {}
+        for state in self._board:
+            if not state.leases or not state.is_usable() or state.load is None or state.load.waiting:
+                continue
+            for lease in islice(state.leases, OUTLIVED_LOOKS):
+                fingerprint = lease.ask.fingerprint
+                if fingerprint in suspects and not lease.evicted:
+                    lived_s = state.progress_at - lease.opened_at
+                    longest[fingerprint] = max(lived_s, longest.get(fingerprint, 0.0))
+        for fingerprint, lived_s in longest.items():
+            self.ledger.outlived(fingerprint, lived_s)
 
     def _given_up_under(self, ask: Ask) -> frozenset[str]:
         """The units that were given up by a time-out of ours while they had this prompt."""

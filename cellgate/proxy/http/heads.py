@@ -45,6 +45,8 @@ PLACING_FIELDS = frozenset(
 EXPLAIN_FIELD, CONTINUE_FIELD = b"x-cellgate-explain", b"x-cellgate-continue"
 KEY_FIELDS = frozenset({b"authorization", b"x-api-key", b"api-key"})
 """What may have the key of a client: OpenAI's, Anthropic's and Azure's libraries send one each."""
+HIDDEN_FIELDS = frozenset({b"cookie", b"x_api_key", b"api_key", b"sec-websocket-protocol"})
+"""Where a client may have put its key by mistake. Units get none of it."""
 OPTION_FIELDS = frozenset({EXPLAIN_FIELD, CONTINUE_FIELD})
 """By which a client chooses what the gate does with its request."""
 

@@ -199,7 +199,9 @@ def json_line(at: float, record: Finished) -> bytes:
     }
     try:
         # A copy: the buffer of orjson holds at least 4 KB for each waiting line.
-        return orjson.dumps(fields) + b"\n"
+        line = orjson.dumps(fields)
+        # What is not ASCII may be a control of terminals, or turn a line round: it is escaped.
+        return line + b"\n" if line.isascii() else json.dumps(fields).encode() + b"\n"
     except TypeError:
         # A lone surrogate: orjson refuses it, json escapes it.
         return json.dumps(fields).encode() + b"\n"

@@ -34,6 +34,7 @@ from prometheus_client.samples import Exemplar
 
 from cellgate.proxy.observe.access_log import Finished
 from cellgate.proxy.observe.events import Action, EventLog
+from cellgate.proxy.observe.text import only_visible
 from cellgate.router.board import Board, DownCause, Flip
 from cellgate.router.nouns import Outcome, Refusal, Verdict
 
@@ -159,7 +160,8 @@ class Metrics:
     async def render(self, encoding: Encoding = PLAIN) -> bytes:
         """Everything in Prometheus' text format, or in another one."""
         parts = [encoding.encode(_Only(family)).removesuffix(_EOF) async for family in self.families()]
-        return b"".join(parts if encoding is PLAIN else [*parts, _EOF])
+        # Labels may be what a unit says of itself: this is the one place that all of them pass.
+        return only_visible(b"".join(parts if encoding is PLAIN else [*parts, _EOF]))
 
     def tally(self, unit: str) -> Tally:
         """The counts of a unit, zero at first."""

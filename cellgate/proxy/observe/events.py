@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from cellgate.proxy.observe.log import Level, log_line, utc
@@ -22,6 +22,9 @@ EventRecord = dict[str, Any]
 
 KEPT = 256
 FOLLOWER_BACKLOG = 64
+FLIPS_A_MINUTE = 16
+"""Of one unit; more are counted in the last event of the same kind."""
+EVENT_UNITS_KEPT = 1024
 EVENT_LASTS_S = 60.0
 """What is said again so soon has lasted meanwhile."""
 
@@ -180,15 +183,21 @@ class EventLog:
         self._count = 0
         self._lasting: dict[ActionKind, tuple[EventRecord, float]] = {}
         """The last event of each kind, and when it was said last."""
+        self._flips: dict[str, _UnitFlips] = {}
 
     def add(self, happened: Flip | Action, evicted: Sequence[Lease] = (), staying: int = 0) -> None:
         """Record a flip (with the leases that it evicted, and how many it left there) or an action."""
         if isinstance(happened, Action) and happened.kind in _LASTING and self._is_repeated(happened):
             return
+        if isinstance(happened, Flip) and self._is_one_of_many(happened):
+            return
         self._count += 1
         head: EventRecord = {"id": self._count, "time": utc(self._wall())}
         if isinstance(happened, Flip):
             event = head | _flip_event(happened, evicted, staying, self._passes)
+            self._flips[happened.unit].last[happened.after] = event
+            if len(self._flips) > EVENT_UNITS_KEPT:
+                del self._flips[next(iter(self._flips))]
             self._log(_LEVELS.get(happened.after, "info"), event["line"])
         else:
             event = head | _action_event(happened)
@@ -210,6 +219,24 @@ class EventLog:
         event["line"] = f"{fresh} ({event['count']} times, last at {utc(now)})"
         self._lasting[again.kind] = (event, now)
         self._tell(event)
+        return True
+
+    def _is_one_of_many(self, flip: Flip) -> bool:
+        """Whether a unit changes so often that this is counted in its last change of the kind: what a unit
+        says of its restarts must not push out what others have to tell.
+        """
+        known = self._flips.setdefault(flip.unit, _UnitFlips())
+        now = self._wall()
+        if now - known.since > EVENT_LASTS_S:
+            known.since, known.count = now, 0
+        known.count += 1
+        event = known.last.get(flip.after)
+        if known.count <= FLIPS_A_MINUTE or event is None or event["id"] <= self._count - KEPT:
+            return False
+        event["count"] = event.get("count", 1) + 1
+        event["line"] = (
+            f"{_flip_line(flip, '', 0)} ({event['count']} times, last at {utc(now)}: it changes too often)"
+        )
         return True
 
     def _tell(self, event: EventRecord) -> None:
@@ -256,6 +283,15 @@ class Action:
     unit: str | None = None
     detail: str = ""
     cell: str | None = None
+
+
+@dataclass(slots=True)
+class _UnitFlips:
+    """How often a unit has changed since a time, and its last event of each verdict."""
+
+    since: float = -EVENT_LASTS_S
+    count: int = 0
+    last: dict[Verdict, EventRecord] = field(default_factory=dict)
 
 
 class Follower:

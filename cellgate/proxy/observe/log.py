@@ -184,7 +184,7 @@ class _Json(logging.Formatter):
         line = {
             "time": utc(record.created),
             "level": record.levelname.lower(),
-            "message": _from(record) + record.getMessage(),
+            "message": _from(record) + one_line(record.getMessage()),
         }
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)

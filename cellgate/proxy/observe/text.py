@@ -2,17 +2,36 @@
 
 from __future__ import annotations
 
+import re
 from urllib.parse import urlsplit
 
 from cellgate.router.nouns import Fleet
 
-_ESCAPES = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0))}
 _TIME_UNITS = ((86400, "d"), (3600, "h"), (60, "m"), (1, "s"))
 
 
 def one_line(text: str) -> str:
-    """`text` with its control characters escaped."""
-    return text if text.isprintable() else text.translate(_ESCAPES)
+    """`text` with what is no visible character escaped: controls, and marks that turn the direction round."""
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() else _escaped(ord(each)) for each in text)
+
+
+def _escaped(code: int) -> str:
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def only_visible(page: bytes) -> bytes:
+    """A page of lines of text in UTF-8, the same without controls."""
+    page = page.translate(None, _CONTROLS)
+    return page if page.isascii() else _INVISIBLE.sub(b"?", page)
+
+
+_CONTROLS = bytes(code for code in (*range(0x20), 0x7F) if code != 0x0A)
+_INVISIBLE = re.compile(
+    rb"\xc2[\x80-\x9f]|\xd8\x9c|\xe2\x80[\x8b-\x8f\xa8-\xae]|\xe2\x81[\xa0-\xaf]|\xef\xbb\xbf"
+)
+"""C1 controls, and characters that have no width or turn the direction round."""
 
 
 def duration(seconds: float) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -11,7 +12,7 @@ import pytest
 from cellgate.proxy.app import App
 from cellgate.proxy.config.load_process import ConfigError
 from cellgate.proxy.observe.defects import PLACES_KEPT, REPORT_EVERY_S, Defects
-from cellgate.proxy.observe.events import FOLLOWER_BACKLOG, KEPT, Action, EventLog
+from cellgate.proxy.observe.events import FLIPS_A_MINUTE, FOLLOWER_BACKLOG, KEPT, Action, EventLog
 from cellgate.proxy.request.response import Response
 from cellgate.router.board import Board, Flip
 from cellgate.router.nouns import Ask, Evidence, Fleet, Rules, Sign, Strength, Unit, Verdict
@@ -115,8 +116,8 @@ def test_what_operators_do_is_remembered_with_who_did_it() -> None:
         ("info", "configuration reloaded by SIGHUP: 1 unit added, 0 removed"),
     ]
     assert [event["kind"] for event in events.last()] == ["drain", "undrain", "reload"]
-    for _ in range(KEPT):
-        events.add(DOWN)
+    for number in range(KEPT):
+        events.add(replace(DOWN, unit=f"u{number}"))
     assert [event["id"] for event in events.last()] == list(range(4, KEPT + 4)), "only the last ones"
 
 
@@ -136,8 +137,8 @@ async def test_a_follower_gets_what_happens_from_then_on_and_nothing_once_it_has
 async def test_a_follower_that_does_not_read_is_cut_with_a_note_and_holds_no_more_memory() -> None:
     events, _ = make()
     follower = events.subscribe()
-    for _ in range(FOLLOWER_BACKLOG + 10):
-        events.add(DOWN)
+    for number in range(FOLLOWER_BACKLOG + 10):
+        events.add(replace(DOWN, unit=f"u{number}"))
     got = [event async for event in follower]
     assert [event["kind"] for event in got] == ["flip"] * FOLLOWER_BACKLOG + ["cut"]
     note = f"cut: {FOLLOWER_BACKLOG} events were waiting to be read; GET /events has the last 256"
@@ -269,3 +270,18 @@ async def test_the_one_timer_goes_on_though_one_of_its_looks_fails() -> None:
         await here.until(lambda: len(ticks) >= 2)
         here.plane.ticker.looks.clear()
     assert {problem["message"] for problem in defects} == {"the gate's timer"}
+
+
+def test_a_unit_that_tells_restarts_all_the_time_pushes_nobody_elses_events_out() -> None:
+    events, lines = make()
+    events.add(Action("reload", "SIGHUP"))
+    for _ in range(1000):
+        for after in (Verdict.STARTING, Verdict.UP):
+            events.add(replace(DOWN, after=after))
+    last = events.last()
+    assert last[0]["kind"] == "reload"
+    assert len(last) == len(lines) <= 1 + FLIPS_A_MINUTE
+    assert sum(event.get("count", 1) for event in last[1:]) == 2000
+    assert "times, last at 2023-11-14T22:13:20.250Z: it changes too often)" in last[-1]["line"]
+    events.add(replace(DOWN, unit="b1"))
+    assert events.last()[-1]["unit"] == "b1"

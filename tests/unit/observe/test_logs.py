@@ -28,6 +28,7 @@ from cellgate.proxy.observe.access_log import (
     stdout_sink,
 )
 from cellgate.proxy.observe.log import LogWriter, configure, log_line
+from cellgate.proxy.observe.text import only_visible
 from cellgate.router.nouns import Outcome
 from tests.wire.process import eventually
 
@@ -119,6 +120,21 @@ def test_a_console_line_is_short_and_aligned() -> None:
         "2023-11-14T22:13:20.250Z  503  POST /v1/chat/completions  -        gate_error (no_unit)  "
         "ttft -       total 1.500s  128 events 1033B in 45kB out  192.0.2.1:5 req-1  2 attempts\n"
     )
+
+
+@pytest.mark.parametrize("odd", ["\x1b[2J", "\x00", "\x9b2J", "\u202e", "\u2028"])
+def test_no_line_and_no_metric_has_a_control_or_turns_its_reader_round(
+    odd: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    record = DONE._replace(model=f"a{odd}b")
+    page = only_visible(f'x{{model="a{odd}b"}} 1\n'.encode()).decode()
+    configure("json")
+    log_line("info", f"a{odd}b")
+    lines = page, json_line(0.0, record).decode(), console_line(0.0, record).decode(), written(capfd)
+    for line in lines:
+        assert line.rstrip("\n").isprintable(), ascii(line)
+    assert orjson.loads(lines[1])["model"] == f"a{odd}b"
+    assert "\n" in page
 
 
 def test_a_client_can_neither_forge_a_line_nor_store_a_book_in_it() -> None:
