@@ -59,7 +59,7 @@ ACTIONS = (answers, start, failures, failures, start, start)
 ACTION_MODULES = {module.__name__ for module in ACTIONS}
 _CALLED_BY_THE_LOOP = (
     # By way of the read scheduler.
-    "go_on",
+    "resume_parsing",
     "connection_made",
     "connection_lost",
     "data_received",
