@@ -66,8 +66,10 @@ class FaultStatus:
         return 2.0 * ASK_S * (1 + len(_followers(context.unit)))
 
     def due_at(self, context: ProbeContext, last_at: float) -> float:
-        """Seldom, of an engine that is not known to have it."""
+        """Seldom, of an engine that is not known to have it; soon, while it is not known which one it is."""
         seen = _seen(context)
+        if not context.engine:
+            return last_at + self.period_s
         if seen.engine != context.engine:
             return last_at + (self.period_s if engine(context.engine).faults else self.rest_s)
         if not any(path for _, path in seen.paths):

@@ -25,9 +25,11 @@ BLOCKS = 8000
 """So many more objects may be alive: lines read for a traceback, whatever bounded logs have come to hold in
 a first hour. (Twelve short days: 1,500 to 6,200.)
 """
-PARTS = frozenset({"ReplyHead.fields"})
-"""Lists of a handful each, whose owners are counted: one connection more at a unit is no growth."""
-PLACES = frozenset({"Agenda._slots", "Agenda._order"})
+PARTS = frozenset({"ReplyHead.fields", "_UnitFlips.last"})
+"""A handful each, whose owners are counted: one connection more is no growth, nor is another verdict
+of a unit.
+"""
+PLACES = frozenset({"Timers._slots", "Timers._order"})
 """Containers of what is counted itself: up to 2 empty places for each call, and 64 more, are no growth."""
 
 

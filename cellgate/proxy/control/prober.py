@@ -302,11 +302,7 @@ class Prober:
             case Models():
                 self._board.set_models(_bounded(finding))
             case Served():
-                before = state.engine
                 self._board.set_engine(finding)
-                if state.engine != before:
-                    # Not each engine tells of its ranks: until now it was not known whether this one does.
-                    self.look_now(finding.unit, FaultStatus.name)
             case EnginePause():
                 self.on_pause(state, finding)
             case Built():

@@ -24,7 +24,6 @@ KEPT = 256
 FOLLOWER_BACKLOG = 64
 FLIPS_A_MINUTE = 16
 """Of one unit; more are counted in the last event of the same kind."""
-EVENT_UNITS_KEPT = 1024
 EVENT_LASTS_S = 60.0
 """What is said again so soon has lasted meanwhile."""
 
@@ -196,8 +195,6 @@ class EventLog:
         if isinstance(happened, Flip):
             event = head | _flip_event(happened, evicted, staying, self._passes)
             self._flips[happened.unit].last[happened.after] = event
-            if len(self._flips) > EVENT_UNITS_KEPT:
-                del self._flips[next(iter(self._flips))]
             self._log(_LEVELS.get(happened.after, "info"), event["line"])
         else:
             event = head | _action_event(happened)
@@ -225,10 +222,7 @@ class EventLog:
         """Whether a unit changes so often that this is counted in its last change of the kind: what a unit
         says of its restarts must not push out what others have to tell.
         """
-        known = self._flips.setdefault(flip.unit, _UnitFlips())
-        now = self._wall()
-        if now - known.since > EVENT_LASTS_S:
-            known.since, known.count = now, 0
+        known, now = self._flips_of(flip.unit), self._wall()
         known.count += 1
         event = known.last.get(flip.after)
         if known.count <= FLIPS_A_MINUTE or event is None or event["id"] <= self._count - KEPT:
@@ -238,6 +232,13 @@ class EventLog:
             f"{_flip_line(flip, '', 0)} ({event['count']} times, last at {utc(now)}: it changes too often)"
         )
         return True
+
+    def _flips_of(self, unit: str) -> _UnitFlips:
+        """Of its present minute. What is over is forgotten, oldest first."""
+        now = self._wall()
+        while self._flips and now - next(iter(self._flips.values())).since > EVENT_LASTS_S:
+            del self._flips[next(iter(self._flips))]
+        return self._flips.setdefault(unit, _UnitFlips(now))
 
     def _tell(self, event: EventRecord) -> None:
         for follower in tuple(self._followers):
@@ -289,7 +290,7 @@ class Action:
 class _UnitFlips:
     """How often a unit has changed since a time, and its last event of each verdict."""
 
-    since: float = -EVENT_LASTS_S
+    since: float
     count: int = 0
     last: dict[Verdict, EventRecord] = field(default_factory=dict)
 
