@@ -21,6 +21,7 @@ from cellgate.proxy.config.settings import Limits, Timeouts
 from cellgate.proxy.http.sse import before_error, is_error, without_comments
 from cellgate.proxy.observe.access_log import Finished
 from cellgate.router.nouns import Outcome
+from cellgate.router.opinions import Kind, Opinions
 from tests.sim import world
 from tests.wire.client import Client, chat, get, post
 from tests.wire.noise import CUTS, DAMAGES, WORDS, Cuts, Damage, damaged
@@ -333,14 +334,16 @@ async def scenario(visits: list[Visit], manners: list[Manner]) -> None:
     """The visits one after the other, so that the records tell which of them each reply belongs to."""
     plays = [Play(manners), Play(manners[::-1])]
     async with stage(*plays, limits=QUICK, timeouts=HASTE, pass_unlisted=True) as here:
+        not_taken = seen_to_be_dropped(here.gateway.opinions)
         for visit in visits:
             before = len(here.records.kept)
+            not_taken.clear()
             async with here.client() as client:
                 got, closed = await pay(client, visit)
             await here.until_quiet()
             assert closed or visit.leaves_after_s < LONG_S, "the gate hangs"
             records = here.records.kept[before:]
-            judge(got, records, here, left=not closed)
+            judge(got, records, here, left=not closed, alone=bool(not_taken))
         for play in plays:
             for request in play.seen:
                 judge_request(request, {record.request_id for record in here.records.kept})
@@ -349,8 +352,24 @@ async def scenario(visits: list[Visit], manners: list[Manner]) -> None:
             assert not here.gateway.pool(state).connections
 
 
-def judge(got: bytes, records: list[Finished], here: Stage, *, left: bool) -> None:
-    """What a client got must be replies, each as its record tells, with nothing of another request's."""
+def seen_to_be_dropped(opinions: Opinions) -> list[str]:
+    """The units whose doubtful answers were shown because no other unit took the request, as they come."""
+    units: list[str] = []
+    drop = opinions.dropped
+
+    def noted(unit: str, kind: Kind, *, is_spent: bool = True) -> None:
+        if not is_spent:
+            units.append(unit)
+        drop(unit, kind, is_spent=is_spent)
+
+    opinions.dropped = noted  # type: ignore[method-assign]
+    return units
+
+
+def judge(got: bytes, records: list[Finished], here: Stage, *, left: bool, alone: bool) -> None:
+    """What a client got must be replies, each as its record tells, with nothing of another request's.
+    `alone`: a doubtful answer was shown because no other unit took the request.
+    """
     if left:
         # Where its own leaving cut it off is no matter; whose the bytes are is.
         others = {other.request_id for other in here.records.kept if other not in records} - {""}
@@ -361,10 +380,10 @@ def judge(got: bytes, records: list[Finished], here: Stage, *, left: bool) -> No
         assert not any(other.encode() in text_of(reply) for other in others), "bytes of another request"
         assert reply.get("x-request-id") in (record.request_id, None)
         assert (reply.version, reply.status) == ("1.1", record.status)
-        assert is_honest(reply, record), record
+        assert is_honest(reply, record, alone=alone), record
 
 
-def is_honest(reply: Reply, record: Finished) -> bool:
+def is_honest(reply: Reply, record: Finished, *, alone: bool) -> bool:
     """Whether a reply is whole exactly when it should be."""
     outcome = record.outcome
     if outcome is Outcome.CLIENT_LEFT:
@@ -376,7 +395,7 @@ def is_honest(reply: Reply, record: Finished) -> bool:
         return True
     # An engine may have told of its failure by itself, and then ended its stream in good order.
     has_told = b'data: {"error":' in reply.body
-    if outcome is Outcome.UNIT_ERROR and reply.whole and (has_told or record.attempts > 1):
+    if outcome is Outcome.UNIT_ERROR and reply.whole and (has_told or record.attempts > 1 or alone):
         # No answer under 200 that a client wanted, and no other unit had a better one: it is shown as it is.
         return has_told or b"data: " not in reply.body
     return not reply.whole or (outcome in (Outcome.STREAM_ERROR, Outcome.CLIENT_ERROR) and has_told)
