@@ -184,7 +184,7 @@ def take_credentials(request: Request) -> bytes:
     clients may have put it, it does not count, and units do not see it.
     """
     routing = request.routing
-    if request.path is not request.target:
+    if b"?" in request.target:
         request.target = without_keys(request.target)
     if len(routing) == 1:
         name, value = routing[0]
