@@ -222,7 +222,8 @@ class EventLog:
         """Whether a unit changes so often that this is counted in its last change of the kind: what a unit
         says of its restarts must not push out what others have to tell.
         """
-        known, now = self._flips_of(flip.unit), self._wall()
+        now = self._wall()
+        known = self._flips_of(flip.unit, now)
         known.count += 1
         event = known.last.get(flip.after)
         if known.count <= FLIPS_A_MINUTE or event is None or event["id"] <= self._count - KEPT:
@@ -233,9 +234,8 @@ class EventLog:
         )
         return True
 
-    def _flips_of(self, unit: str) -> _UnitFlips:
+    def _flips_of(self, unit: str, now: float) -> _UnitFlips:
         """Of its present minute. What is over is forgotten, oldest first."""
-        now = self._wall()
         while self._flips and now - next(iter(self._flips.values())).since > EVENT_LASTS_S:
             del self._flips[next(iter(self._flips))]
         return self._flips.setdefault(unit, _UnitFlips(now))

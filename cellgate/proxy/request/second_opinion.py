@@ -154,9 +154,9 @@ def repeated(exchange: Exchange) -> None:
 
 def _is_too_often(exchange: Exchange, what: str) -> bool:
     """Whether its unit answers so more often than others do, which may be meant."""
-    opinions, unit, prompt = exchange.gate.opinions, exchange.in_flight().lease.unit, exchange.selection.ask
-    has_begun, now = exchange.in_flight().lease.committed, exchange.gate.now()
-    found = opinions.by_rate(unit, asked_kind(exchange), what, prompt.fingerprint, now, has_begun=has_begun)
+    opinions, lease, now = exchange.gate.opinions, exchange.in_flight().lease, exchange.gate.now()
+    kind, prompt = asked_kind(exchange), exchange.selection.ask.fingerprint
+    found = opinions.by_rate(lease.unit, kind, what, prompt, now, has_begun=lease.committed)
     _tell(exchange, found)
     return found is not None
 
