@@ -324,8 +324,8 @@ _OK_BELOW = 300
 _SWITCHED = 101
 """A WebSocket: what goes through it is not counted in tokens."""
 _TENANT = Ask._fields.index("tenant")
-_PAYER = Ask._fields.index("payer")
-_BEHIND_TENANT = _TENANT + 1
+_BEFORE_TENANT = slice(0, _TENANT)
+_TO_PAYER = slice(_TENANT + 1, Ask._fields.index("payer"))
 _new = tuple.__new__
 
 
@@ -385,9 +385,9 @@ class KeyAdmission:
         return _new(
             Ask,
             (
-                *ask[:_TENANT],
+                *ask[_BEFORE_TENANT],  # type: ignore[misc] # mypy takes a slice that is no literal for an index
                 key.tenant.name,
-                *ask[_BEHIND_TENANT:_PAYER],
+                *ask[_TO_PAYER],
                 key.tenant.name,
             ),
         )
@@ -482,21 +482,23 @@ class KeyAdmission:
             prompt, completion, usage = self._estimate_doubtful()
         else:
             prompt = completion = 0
-        usage_record = (
-            record.request_id,
-            key.name,
-            asked.tenant,
-            record.model,
-            self._charged_as,
-            record.route,
-            record.status,
-            self._at,
-            *charged,
-            prompt,
-            completion,
-            usage is None,
+        return _new(
+            UsageRecord,
+            (
+                record.request_id,
+                key.name,
+                asked.tenant,
+                record.model,
+                self._charged_as,
+                record.route,
+                record.status,
+                self._at,
+                *charged,
+                prompt,
+                completion,
+                usage is None,
+            ),
         )
-        return _new(UsageRecord, usage_record)
 
     def _estimate(self, record: Finished, charged: tuple[int, int]) -> tuple[int, int, Usage | None]:
         """Tokens of the prompt and of the answer as far as they are known, and the usage if it was told."""
