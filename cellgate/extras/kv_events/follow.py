@@ -39,6 +39,7 @@ from cellgate.probes.engines import parsed
 from cellgate.proxy.control.plane import Part, Plane
 from cellgate.proxy.observe.counters import counter, gauge
 from cellgate.proxy.observe.log import log_line
+from cellgate.proxy.process.tasks import end_tasks
 from cellgate.router.board import Board
 from cellgate.router.kv_index import BLOCKS_MAX, Cleared, Lessons
 from cellgate.router.prefix import KnownPrefixes
@@ -184,9 +185,7 @@ class KvEventFollowers:
         """Leave all publishers."""
         tasks = [task for followed in self._units.values() for task in followed.tasks]
         tasks += [followed.asking for followed in self._units.values() if followed.asking is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_tasks(*tasks)
         await self._decoder.close()
         if self._context is not None:
             self._context.destroy(linger=0)

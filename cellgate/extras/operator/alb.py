@@ -25,6 +25,7 @@ from cellgate.proxy.observe.counters import counter, gauge
 from cellgate.proxy.observe.events import Action, EventLog
 from cellgate.proxy.observe.log import log_line
 from cellgate.proxy.orchestrators import ELB, AwsError, client, said_plainly
+from cellgate.proxy.process.tasks import end_tasks
 from cellgate.router.board import Board
 
 
@@ -62,8 +63,7 @@ class AlbWeight:
     async def close(self) -> None:
         """End; the weight stays."""
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            await end_tasks(self._task)
 
     async def _forever(self) -> None:
         while True:

@@ -36,6 +36,7 @@ from cellgate.extras.operator.roll_plan import RollStore, UndecidedRoll, read_ro
 from cellgate.proxy.observe.events import Action
 from cellgate.proxy.observe.rare_events import RareEvents
 from cellgate.proxy.observe.text import one_line
+from cellgate.proxy.process.tasks import end_tasks
 from cellgate.proxy.redis.commands import EXCHANGE_S, Command, Connect, answered, connector, in_words
 from cellgate.proxy.redis.reports import Names
 from cellgate.proxy.redis.signing import CLOCK_S, UNSIGNED, Signer, signer_of
@@ -137,8 +138,7 @@ class Leadership:
         """Let another gate lead, at once, if Redis can be told."""
         if self._task is None:
             return
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        await end_tasks(self._task)
         self._task = None
         self._standing = {}
         with suppress(RedisError, OSError, TimeoutError):

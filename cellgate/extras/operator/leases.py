@@ -40,6 +40,7 @@ from cellgate.proxy.orchestrators import (
     connected,
     own_namespace,
 )
+from cellgate.proxy.process.tasks import end_tasks
 
 if TYPE_CHECKING:
     from cellgate.proxy.control.plane import Plane
@@ -128,8 +129,7 @@ class KubernetesLeases:
         self._cells = frozenset()
         if self._task is None:
             return
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        await end_tasks(self._task)
         self._task = None
 
     # -- asking --------------------------------------------------------------------------------------------

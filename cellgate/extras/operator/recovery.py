@@ -44,6 +44,7 @@ from cellgate.proxy.observe.counters import gauge
 from cellgate.proxy.observe.events import Action, ActionKind
 from cellgate.proxy.observe.log import utc
 from cellgate.proxy.observe.text import one_line
+from cellgate.proxy.process.tasks import end_tasks
 from cellgate.router.board import Board
 from cellgate.router.departures import is_draining, is_silent_too_long
 from cellgate.router.health import shared_fates
@@ -155,9 +156,7 @@ class Recovery:
     async def close(self) -> None:
         """Begin nothing more; running attempts are ended, and recorded as ended."""
         self.is_over = True
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end_tasks(*self._tasks)
         await self._ports.acting.close()
 
     # -- one attempt ---------------------------------------------------------------------------------------

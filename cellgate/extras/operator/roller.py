@@ -43,6 +43,7 @@ from cellgate.extras.operator.roll_plan import (
 )
 from cellgate.proxy.observe.events import Action, ActionKind
 from cellgate.proxy.observe.log import utc
+from cellgate.proxy.process.tasks import end_tasks
 from cellgate.router.board import Board
 from cellgate.router.cost_model import NO_REMOTE_LOAD, RemoteLoad
 from cellgate.router.known_answers import is_implausible
@@ -159,10 +160,7 @@ class Roller:
     async def close(self) -> None:
         """Conduct no more; a running command is ended."""
         self.is_over = True
-        tasks = [*self._commands, *([self._look] if self._look is not None else [])]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_tasks(*self._commands, *([self._look] if self._look is not None else []))
 
     # -- every gate ----------------------------------------------------------------------------------------
 

@@ -29,6 +29,7 @@ from cellgate.proxy.discovery.varying import VaryingAnswers
 from cellgate.proxy.observe.counters import gauge
 from cellgate.proxy.observe.events import Action, ActionKind
 from cellgate.proxy.observe.helpers import HelperTrouble
+from cellgate.proxy.process.tasks import end_tasks
 from cellgate.router.nouns import Cell, Evidence, Fleet, Sign, Strength, Unit, Verdict
 
 PAUSE_MAX_S = 5.0
@@ -90,10 +91,7 @@ class Discovery:
 
     async def close(self) -> None:
         """Stop following; the units stay."""
-        tasks = [one.task for one in self._followed if one.task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_tasks(*(one.task for one in self._followed if one.task is not None))
 
     # -- one source ----------------------------------------------------------------------------------------
 

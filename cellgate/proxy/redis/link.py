@@ -29,6 +29,7 @@ from cellgate.proxy.observe.counters import counter, gauge
 from cellgate.proxy.observe.helpers import HelperTrouble
 from cellgate.proxy.observe.log import log_line
 from cellgate.proxy.process.listeners import own_url
+from cellgate.proxy.process.tasks import end_tasks
 from cellgate.proxy.redis.commands import (
     EXCHANGE_S,
     SLICE,
@@ -183,9 +184,7 @@ class RedisLink:
 
     async def close(self) -> None:
         """End; written documents expire by themselves."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end_tasks(*self._tasks)
         # Only here: a task that is cancelled may already be closing connections, and leaves the others.
         for client in self._clients:
             with suppress(Exception):

@@ -21,6 +21,7 @@ import orjson
 
 from cellgate.proxy.admission.limits import LimitLedger, Meter
 from cellgate.proxy.observe.events import Action
+from cellgate.proxy.process.tasks import end_tasks
 from cellgate.proxy.redis.commands import (
     SLICE,
     Command,
@@ -376,8 +377,7 @@ class SharedLimits:
     async def close(self) -> None:
         """End."""
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            await end_tasks(self._task)
             # Only here: a task that is cancelled may already be closing connections, and leaves the others.
             with suppress(Exception):
                 await self._client.disconnect()

@@ -18,6 +18,7 @@ from itertools import islice
 import orjson
 
 from cellgate.proxy.control.stored_responses import StoredResponse, StoredResponses
+from cellgate.proxy.process.tasks import end_tasks
 from cellgate.proxy.redis.commands import Command, Connect
 from cellgate.proxy.redis.reports import Names
 from cellgate.proxy.redis.signing import Signer
@@ -56,8 +57,7 @@ class SharedResponses:
         if self._task is not None:
             with suppress(Exception):
                 await self._write()
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            await end_tasks(self._task)
         for client in (self._client, self._asking):
             with suppress(Exception):
                 await client.disconnect()
