@@ -73,8 +73,8 @@ async def hand_over(
 
 
 def frame_document(document: Any) -> bytes:
-    """A document as it is sent."""
-    body = orjson.dumps(document)
+    """A document as it is sent; a named tuple of it becomes a list."""
+    body = orjson.dumps(document, default=tuple)
     return _LENGTH.pack(len(body)) + body
 
 

@@ -7,7 +7,8 @@ from dataclasses import replace
 import orjson
 import pytest
 
-from cellgate.proxy.handover import VERSION, InheritedView, drained, view_of
+from cellgate.proxy.control.stored_responses import StoredResponses
+from cellgate.proxy.handover import VERSION, InheritedView, drained, frame_document, view_of
 from cellgate.router.board import Board
 from cellgate.router.nouns import Evidence, Fleet, Rules, Sign, Strength, Unit, Verdict
 
@@ -132,3 +133,11 @@ def test_units_that_are_yet_to_be_discovered_are_waited_for(may_come: bool) -> N
     assert new.units["c"].case.verdict is Verdict.SUSPECT
     new.units["c"].answered_at = NOW
     assert view.is_warm(new, may_come=may_come)
+
+
+def test_stored_responses_reach_the_successor() -> None:
+    old, new = StoredResponses(board("a"), keyed=True), StoredResponses(board("a"), keyed=True)
+    old.made("resp_1", "a", "alice")
+    told = orjson.loads(frame_document({"stored": list(old)})[4:])
+    new.inherit(told["stored"])
+    assert list(new) == list(old)
