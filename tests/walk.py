@@ -1,6 +1,6 @@
 """Walks requests through the gate: which of our functions are called, in which files, for which objects.
 
-`python -m tests.walk` shows it and fails when docs/architecture.md says otherwise; `--write` writes it there.
+`python -m tests.walk` shows it and fails when docs/evidence/walk.md says otherwise; `--write` writes it.
 A gate without sockets (tests/cost/bench.py) is handed a streamed request and a plain one. Comprehensions are
 no functions here. What happens by time alone (a tick, a probe, a scrape) is no part of a request.
 """
@@ -28,7 +28,7 @@ from tests.sim.loop import SimLoop
 T = TypeVar("T")
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "architecture.md"
+PAGE = ROOT / "docs" / "evidence" / "walk.md"
 BEGIN, STOP = "<!-- python -m tests.walk --write -->", "<!-- end of the walk -->"
 TOLERANCE = 3
 """By so much the calls, files or depth of a step may be others than the page says."""
@@ -236,7 +236,7 @@ def main() -> None:
     if parser.parse_args().write:
         write(found)
     elif off := stale(written(), found):
-        sys.exit("\n".join(["docs/architecture.md says otherwise; --write corrects it:", *off]))
+        sys.exit("\n".join(["docs/evidence/walk.md says otherwise; --write corrects it:", *off]))
 
 
 if __name__ == "__main__":
