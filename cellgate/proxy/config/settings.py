@@ -220,7 +220,7 @@ class Settings:
     `sources` are what more units are discovered from, at SIGHUP again.
     `agent_check` is where HAProxy's agent checks are answered (None: nowhere); `trusted` are the networks
     whose word counts there, beside this machine's. `remedies`, by cell, are for units that stay DOWN; they,
-    `alb`, `leases` and `roll` are the operator's (extras/operator/action_settings.py).
+    `alb`, `leases` and `roll` are of the extra `operator`.
     `admin_token` is what callers of the admin port show, `agent_token` what the gate shows to agents.
     `secret_files` hold tokens and keys: the configuration is read again when one changes.
     """
