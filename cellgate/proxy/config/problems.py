@@ -5,7 +5,6 @@ In this order: `explained`, `dotted`, `sentence`.
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Mapping
 
@@ -13,9 +12,7 @@ from pydantic import BaseModel
 from pydantic_core import ErrorDetails
 
 from cellgate.proxy.config.checks import InvalidValueError, MisfitsError, did_you_mean
-from cellgate.proxy.config.schema import SCHEMA
 from cellgate.proxy.config.yaml_file import KeyPath, Problem
-from cellgate.router.nouns import FIXED
 
 Schema = Mapping[str, type[BaseModel]]
 """Every mapping of a file by its place, as in proxy/config/schema.py."""
@@ -41,7 +38,7 @@ def _explained(error: ErrorDetails, schema: Schema) -> Problem:
         case "missing":
             return key_path, "required key is missing"
         case "extra_forbidden":
-            return key_path, _gone(key_path, schema) or f"unknown key; {_known_keys(key_path, schema)}"
+            return key_path, f"unknown key; {_known_keys(key_path, schema)}"
         case "invalid_key":
             key = _shown(found)
             return (*key_path[:-1], key), f"expected a string as the key, found {key}; put it in quotes"
@@ -103,41 +100,6 @@ def _shown(found: object) -> str:
             return "a list"
     text = repr(found) if isinstance(found, str) else str(found)
     return text if len(text) <= 80 else f"{text[:80]}…"
-
-
-_TO_OPERATOR = "stands in a file of its own now: operator: FILE, and there {} (docs/operator.md)"
-SUCCESSORS: Mapping[str, str] = {
-    "cells[].recovery": _TO_OPERATOR.format("recovery: [{cell: NAME, …}]"),
-    "roll": _TO_OPERATOR.format("roll: {…}"),
-    "alb": _TO_OPERATOR.format("alb: {…}"),
-    "leases": _TO_OPERATOR.format("leases: {…}"),
-    "redis_username": "is gone: the environment says it, CELLGATE_REDIS_USERNAME",
-    "headers": "is gone: session_headers: [NAME] is what can still be chosen",
-    "resume_s": "is gone: a client that loses its connection sends its request again",
-    "pool_metrics": "is gone: the admin port always has them, at /metrics/engine (docs/ingress.md)",
-    "per_unit_metrics": "is gone: each unit has count and sum, cells have histograms (docs/metrics.md)",
-    "cells[].discover.period_s": "is gone: a file is read each second, other sources each 5 s",
-    "cells[].units[].kv_tokens": "is gone: the engine reports it",
-    "cells[].units[].prefill_tokens_s": "is gone: it is measured within seconds",
-    "cells[].units[].nodes[].probes[].expect": "is gone: 200 to 299 are good",
-    "cells[].units[].nodes[].probes[].period_s": "is gone: a probe runs each second, an exporter's each 5 s",
-    "cells[].units[].nodes[].probes[].timeout_s": "is gone: a probe may take 3 s",
-}
-"""What became of keys that are not there any more."""
-
-
-def _gone(key_path: KeyPath, schema: Schema) -> str:
-    """What the gate does instead of a key that was a setting once; empty: it never was one."""
-    place = f"{_level(key_path)}.{key_path[-1]}".lstrip(".")
-    if place in SUCCESSORS and schema is SCHEMA:
-        return SUCCESSORS[place]
-    noun = getattr(schema[_level(key_path)], "became", None)
-    for each in dataclasses.fields(noun) if noun is not None else ():
-        if each.name == key_path[-1] and each.metadata == FIXED:
-            _, _, unit = each.name.rpartition("_")
-            unit = f" {unit}" if unit in ("s", "bytes", "tokens") else ""
-            return f"is no setting any more: the gate uses {each.default:.9g}{unit}"
-    return ""
 
 
 def _level(key_path: KeyPath) -> str:
