@@ -139,6 +139,16 @@ async def test_fields_of_the_connection_stay_behind_and_those_for_the_unit_go_on
         assert request.get("content-length") is None
 
 
+async def test_the_head_for_a_unit_has_these_lines_and_no_more() -> None:
+    """Each line of the gate's own costs each request at each unit, and tells units something: name it here."""
+    async with stage(STREAM) as here, here.client() as client:
+        for asked, extra in ((chat(), ["content-length"]), (get("/version"), [])):
+            assert (await client.ask(asked)).status == 200
+            names = [name for name, _ in here.unit.requests[-1].fields]
+            own = ["x-forwarded-for", "x-forwarded-proto", "x-forwarded-host", "x-request-id", *extra]
+            assert names == [*(["content-type"] if extra else []), "host", *own]
+
+
 @pytest.mark.parametrize("offered", ["h2c", "websocket, h2c", "h2c, websocket", "TLS/1.0"])
 async def test_an_upgrade_to_http2_is_ignored_and_hidden_from_the_unit(offered: str) -> None:
     """Java's client asks for it with each request on a new connection, and so does `curl --http2`."""
