@@ -140,7 +140,7 @@ async def test_fields_of_the_connection_stay_behind_and_those_for_the_unit_go_on
 
 
 async def test_the_head_for_a_unit_has_these_lines_and_no_more() -> None:
-    """Each line of the gate's own costs each request at each unit, and tells units something: name it here."""
+    """Each line of the gate's own costs something, and tells units something: a new one is named here."""
     async with stage(STREAM) as here, here.client() as client:
         for asked, extra in ((chat(), ["content-length"]), (get("/version"), [])):
             assert (await client.ask(asked)).status == 200

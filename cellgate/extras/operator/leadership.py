@@ -12,8 +12,6 @@ them.
 4. Without Redis nobody leads, because no gate knows whether another does.
 5. Leases, documents and orders are signed (proxy/redis/signing.py). With a secret of the fleet an unsigned
    one, or one that is not renewed, holds nothing: another gate leads, and an event says so.
-
-In this order: `Leadership`, `ClaimSharing`, `SharedRoll`, `Agreement`.
 """
 
 from __future__ import annotations
@@ -24,26 +22,29 @@ import random
 import time
 from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import orjson
 from redis.exceptions import RedisError
 
-from cellgate.extras.operator.plan import Acting, Claim, NotActingError, Undecided
-from cellgate.extras.operator.recovery import ActingMetrics
-from cellgate.extras.operator.roll_plan import RollStore, UndecidedRoll, read_roll
-from cellgate.proxy.observe.events import Action
-from cellgate.proxy.observe.rare_events import RareEvents
+from cellgate.extras.operator.leadership_scripts import (
+    ERASE,
+    ERASED_TEXT,
+    FIRST,
+    HOLD,
+    KEEP_MS,
+    LEASE_TEXT,
+    WRITE,
+)
+from cellgate.extras.operator.plan import NotActingError
 from cellgate.proxy.observe.text import one_line
 from cellgate.proxy.process.tasks import end_tasks
-from cellgate.proxy.redis.commands import EXCHANGE_S, Command, Connect, answered, connector, in_words
+from cellgate.proxy.redis.commands import EXCHANGE_S, Command, Connect, answered, in_words
 from cellgate.proxy.redis.reports import Names
-from cellgate.proxy.redis.signing import CLOCK_S, UNSIGNED, Signer, signer_of
+from cellgate.proxy.redis.signing import CLOCK_S, UNSIGNED, Signer
 
 if TYPE_CHECKING:
-    from cellgate.proxy.config.settings import RedisAccess
-    from cellgate.proxy.control.plane import Plane
+    pass
 
 
 RENEW_S = 0.5
@@ -198,7 +199,7 @@ class Leadership:
         if known is None or (written := known.written.get(name)) is None:
             return
         with suppress(NotActingError):
-            nothing = self.signer.sign(self._place(scope, name), _ERASED)
+            nothing = self.signer.sign(self._place(scope, name), ERASED_TEXT)
             erased = await self._script(ERASE, scope, name, written, nothing)
             if isinstance(erased, bytes):
                 self.signer.believes(self._place(scope, name), nothing)
@@ -249,7 +250,7 @@ class Leadership:
         known = self._scopes.setdefault(scope, _Scope())
         lost = [part for name in known.missing if (text := known.written.get(name)) for part in (name, text)]
         forged = [part for row in known.forged.items() for part in row]
-        lease = self.signer.sign(self._place(scope, self.gate), _LEASE % self.gate.encode())
+        lease = self.signer.sign(self._place(scope, self.gate), LEASE_TEXT % self.gate.encode())
         head = self.gate, round(1000 * LEADER_LEASE_S), int(stands), KEEP_MS, lease, *known.usurper
         return *head, len(known.forged), *forged, *lost
 
@@ -344,371 +345,3 @@ def _who(leader: str) -> str:
 
 def _text(found: Any) -> str:
     return found.decode("utf-8", "replace") if isinstance(found, bytes) else str(found)
-
-
-# What Redis does for gates that agree on who leads: three scripts, each on one key.
-#
-# The key is a hash: `gate` leads until `until` (Redis's own clock, milliseconds) with the fencing token
-# `token`; `of:NAME` is a document of the leader, `MILLISECONDS:TEXT`. A script is one step for all gates, so
-# that of two who write at the same time one is refused. docs/redis.md describes it.
-
-
-KEEP_MS = 24 * 3600 * 1000
-"""How long a document is remembered."""
-AHEAD_MS = 3600 * 1000
-"""Clocks of a Redis and of its successor may differ by so much; what is later is nobody's."""
-_LEASE = b'{"gate":"%b"}'
-_ERASED = b'{"v":1}'
-
-_NOW = """
-local clock = redis.call('TIME')
-local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
-local size = redis.pcall('HLEN', KEYS[1])
-if type(size) == 'table' then
-  if not string.find(size.err, 'WRONGTYPE') then return size end
-  size = math.huge
-end
-if size > 4096 + 64 then redis.call('DEL', KEYS[1]) end
-local had = redis.call('HMGET', KEYS[1], 'gate', 'token', 'until', 'lease')
-local gate, token, ends = string.sub(had[1] or '', 1, 256), tonumber(had[2]) or 0, tonumber(had[3]) or 0
-if not (token < now + 86400000) then token = 0 end
-"""
-# A key of another kind, or with more than gates write, is nobody's. So is a token far ahead of the clock.
-
-# A token is never smaller than the clock, so that it grows even when Redis came back empty.
-HOLD = (
-    _NOW
-    + """
-local me, ttl, stands, keep = ARGV[1], tonumber(ARGV[2]), ARGV[3] == '1', tonumber(ARGV[4])
-local lease = string.sub(had[4] or '', 1, 256)
-local dropped = 9 + 2 * tonumber(ARGV[8])
-local function at(written) return tonumber(string.match(written, '^(%d+):')) or 0 end
-for i = 9, dropped - 1, 2 do
-  local has = redis.call('HGET', KEYS[1], 'of:' .. ARGV[i])
-  if has and redis.sha1hex(has) == ARGV[i + 1] then redis.call('HDEL', KEYS[1], 'of:' .. ARGV[i]) end
-end
-for i = dropped, #ARGV, 2 do
-  local has = redis.call('HGET', KEYS[1], 'of:' .. ARGV[i])
-  if not has or at(has) < at(ARGV[i + 1]) then redis.call('HSET', KEYS[1], 'of:' .. ARGV[i], ARGV[i + 1]) end
-end
-local is_mine, is_over = gate == me, gate == '' or ends <= now
-local is_forged = gate ~= '' and gate == ARGV[6] and lease == ARGV[7]
-if stands and (is_mine or is_over or is_forged) then
-  if not is_mine or is_over then token = math.max(token + 1, now) end
-  gate, ends, lease = me, now + ttl, ARGV[5]
-elseif is_mine and not stands then
-  ends = 0
-elseif not (ends <= now + ttl) then
-  ends = now + ttl
-  redis.call('HSET', KEYS[1], 'until', string.format('%.0f', ends))
-end
-if gate == me then
-  redis.call('HSET', KEYS[1], 'gate', gate, 'token', string.format('%.0f', token),
-             'until', string.format('%.0f', ends), 'lease', lease)
-end
-redis.call('PEXPIRE', KEYS[1], keep)
-local all, found, bytes = redis.call('HGETALL', KEYS[1]), {}, 0
-for i = 1, #all, 2 do
-  if string.sub(all[i], 1, 3) == 'of:' then
-    local written, size = at(all[i + 1]), #all[i + 1] + #all[i]
-    if size > 1048576 or written + keep < now or not (written <= now + 3600000) then
-      redis.call('HDEL', KEYS[1], all[i])
-    elseif bytes + size <= 8388608 then
-      bytes = bytes + size
-      found[#found + 1] = string.sub(all[i], 4); found[#found + 1] = all[i + 1]
-    end
-  end
-end
-return {gate, token, math.max(0, ends - now), now, found, lease}
-"""
-)
-"""ARGV: gate, lifetime in ms, whether it stands, KEEP_MS, its signed lease, who leads by which lease that is
-not believed, how many documents are forged, their names and digests, then names and documents that are
-missing or old. Returns who leads, its token, for how many ms more, Redis's clock, all documents, the lease.
-A lease never ends later than in its lifetime, whatever somebody has written."""
-
-WRITE = (
-    _NOW
-    + """
-if gate ~= ARGV[1] or token ~= tonumber(ARGV[2]) or ends <= now then return {0, gate} end
-local name = 'of:' .. ARGV[3]
-local before = tonumber(string.match(redis.call('HGET', KEYS[1], name) or '', '^(%d+):')) or 0
-local said = string.format('%.0f', math.max(now, before + 1)) .. ':' .. ARGV[4]
-redis.call('HSET', KEYS[1], name, said)
-return {1, said}
-"""
-)
-"""ARGV: gate, its token, name, text. Returns 1 and the document as it is written, or 0 and who leads."""
-
-ERASE = """
-local name, written = 'of:' .. ARGV[1], ARGV[2]
-if redis.call('HGET', KEYS[1], name) ~= written then return 0 end
-local erased = string.format('%.0f', tonumber(string.match(written, '^(%d+):')) + 1) .. ':' .. ARGV[3]
-redis.call('HSET', KEYS[1], name, erased)
-return erased
-"""
-"""ARGV: name, the document as it was written, and one that says nothing. It becomes that, and newer, lest a
-gate that has heard of it writes it again. Returns that, or 0: there is another one."""
-
-FIRST = """
-for _ = 1, 64 do
-  local text = redis.pcall('LINDEX', KEYS[1], 0)
-  if type(text) == 'table' then
-    if not string.find(text.err, 'WRONGTYPE') then return text end
-    redis.call('DEL', KEYS[1])
-    return false
-  end
-  if not text or #text <= tonumber(ARGV[1]) then return text end
-  redis.call('LTRIM', KEYS[1], 1, -1)
-end
-return false
-"""
-"""ARGV: how long a text may be. Returns the oldest of a list; longer ones before it are removed."""
-
-
-# Recovery's side of leadership: which gate acts for a cell, and the attempts that gates have claimed.
-
-
-RECOVERY_PURPOSE = "recovery"
-VERSION = 1
-
-
-class ClaimSharing:
-    """The agreement of gates on who acts, as recovery knows it (`Acting`)."""
-
-    def __init__(self, leadership: Leadership) -> None:
-        self._leadership = leadership
-        self._news: list[Claim] = []
-
-    @property
-    def trouble(self) -> str:
-        """Why no gate is known to act; empty: one is."""
-        return self._leadership.trouble
-
-    def stand_for(self, cells: Collection[str]) -> None:
-        """This gate could act for these cells now, and for no others."""
-        self._leadership.stand_for(RECOVERY_PURPOSE, cells)
-
-    def acts_for(self, cell: str) -> bool:
-        """Whether this gate acts for the cell."""
-        return self._leadership.leads(cell)
-
-    def news(self) -> list[Claim]:
-        """The claims of other gates since the last call."""
-        news, self._news = self._news, []
-        return news
-
-    def hear(self, document: Document) -> None:
-        """A document of a cell. One that is no claim is ignored."""
-        claim = _read(document)
-        if claim is not None and claim.gate != self._leadership.gate:
-            self._news.append(claim)
-
-    async def claim(self, claim: Claim) -> int:
-        """Claim an attempt right before it begins; its fencing token. Raises NotActingError."""
-        said = _written(replace(claim, gate=self._leadership.gate))
-        return await self._leadership.write(claim.cell, claim.unit, said)
-
-    async def withdraw(self, claim: Claim) -> None:
-        """A claimed attempt was not begun after all. If Redis cannot be told, the unit is given its time."""
-        await self._leadership.erase(claim.cell, claim.unit)
-
-    async def close(self) -> None:
-        """Let another gate act, at once."""
-        await self._leadership.close()
-
-
-def _written(claim: Claim) -> bytes:
-    claimed = {"id": claim.id, "gate": claim.gate, "attempt": claim.attempt, "rest_s": claim.rest_s}
-    return orjson.dumps({"v": VERSION} | claimed)
-
-
-def _read(document: Document) -> Claim | None:
-    """The claim in a document; None when there is none."""
-    try:
-        found = orjson.loads(document.text)
-        who = str(found["gate"]), str(found["id"])
-        numbers = int(found["attempt"]), float(found["rest_s"])
-        return Claim(document.name, document.scope, *who, *numbers, age_s=document.age_s)
-    except (ValueError, TypeError, KeyError):
-        return None
-
-
-# The roll that gates share through Redis: a document of the scope `:roll`, and a list of orders.
-
-
-SCOPE = ":roll"
-"""No cell can have this name."""
-ROLL_LEASE = "roll"
-ORDERS = "roll:orders"
-ROLL_PURPOSE = "roll"
-ROLL_KEPT_S = 600.0
-"""So old a roll that goes on may be at a gate that has just begun."""
-GATES_KEPT = 1024
-FORGED_A_LOOK = 64
-"""So many orders that no gate has signed are removed in one look."""
-
-
-class SharedRoll:
-    """The roll as all gates of this Redis know it (`RollStore`)."""
-
-    def __init__(self, leadership: Leadership) -> None:
-        self._leadership = leadership
-        self._text = b""
-        self._asked: tuple[bytes, bytes] = b"", b""
-        """The order that was read last: as the list has it, and without its signature."""
-        self._done: dict[str, bytes] = {}
-        """The last order of each gate that was carried out or refused, as the list had it."""
-
-    @property
-    def trouble(self) -> str:
-        """Why no gate is known to conduct; empty: one does."""
-        return self._leadership.trouble
-
-    @property
-    def leader(self) -> str:
-        """The gate that conducts; empty: none is known."""
-        return self._leadership.leader(SCOPE)
-
-    def hear(self, document: Document) -> None:
-        """A document of the scope."""
-        if document.name == ROLL_LEASE and self._is_of_now(document):
-            self._text = document.text
-
-    def _is_of_now(self, document: Document) -> bool:
-        """Whether a gate may go on with it. One that goes on is written again each minute: an old one may be
-        a replay, which would restart units.
-        """
-        if not self._leadership.signer.must or document.age_s <= ROLL_KEPT_S:
-            return True
-        with suppress(ValueError):
-            if read_roll(document.text).is_over():
-                return True
-        what = f"a roll that was written {document.age_s:.0f} s ago, which does not go on: order it again"
-        self._leadership.on_forged(SCOPE, what)
-        return False
-
-    def stand(self, *, willing: bool) -> None:
-        """Whether this gate could conduct."""
-        self._leadership.stand_for(ROLL_PURPOSE, {SCOPE} if willing else set())
-
-    def conducts(self) -> bool:
-        """Whether this gate conducts."""
-        return self._leadership.leads(SCOPE)
-
-    def clock_ms(self) -> int:
-        """Redis's clock."""
-        return self._leadership.clock_ms()
-
-    def latest(self) -> bytes:
-        """The document that was written last; empty: none."""
-        return self._text
-
-    async def write(self, text: bytes) -> int:
-        """Write the document; its fencing token. Raises NotActingError when another gate conducts."""
-        token = await self._leadership.write(SCOPE, ROLL_LEASE, text)
-        self._text = text
-        return token
-
-    async def ask(self, text: bytes) -> None:
-        """Ask the conductor for something. Raises NotActingError when Redis cannot be asked."""
-        gate = self._leadership.gate
-        said = b'{"gate":"%b",%b' % (gate.encode(), text[1:])
-        await self._leadership.push(ORDERS, self._leadership.signer.sign(_orders_of(gate), said))
-
-    async def asked(self) -> bytes | None:
-        """What was asked first and is not done yet; None: nothing. What no gate has asked within a minute is
-        removed. Raises NotActingError.
-        """
-        for _ in range(FORGED_A_LOOK):
-            text = await self._leadership.first(ORDERS)
-            if text is None:
-                return None
-            if self._is_believed(text):
-                self._asked = text, self._leadership.signer.bare(text)
-                return self._asked[1]
-            await self._leadership.remove(ORDERS, text)
-            what = f"an order that no gate has signed within {CLOCK_S:g} s, or again; it is not carried out"
-            self._leadership.on_forged(SCOPE, what)
-        return None
-
-    async def done(self, text: bytes) -> None:
-        """It was carried out, or refused. Raises NotActingError."""
-        asked, bare = self._asked
-        if text != bare:
-            return
-        if len(self._done) >= GATES_KEPT:
-            self._done.clear()
-        self._done[_asking_gate(asked)] = asked
-        await self._leadership.remove(ORDERS, asked)
-
-    def _is_believed(self, text: bytes) -> bool:
-        """Whether a gate has asked for it, and for the first time."""
-        signer, gate = self._leadership.signer, _asking_gate(text)
-        if not signer.must:
-            return True
-        return signer.believes(_orders_of(gate), text) and self._done.get(gate) != text
-
-
-def _orders_of(gate: str) -> str:
-    """What a signature of its orders is for."""
-    return f"{ORDERS}:{gate}"
-
-
-def _asking_gate(text: bytes) -> str:
-    """The gate that an order says it is from; empty: it does not say."""
-    try:
-        return str(orjson.loads(text)["gate"])[:128]
-    except (ValueError, TypeError, KeyError):
-        return ""
-
-
-# Ties a control plane to what gates agree on.
-
-
-class Agreement(NamedTuple):
-    """What gates agree on: who acts for a cell, and the roll."""
-
-    acting: Acting
-    rolls: RollStore
-
-
-def agree(plane: Plane, access: RedisAccess, gate: str) -> Agreement:
-    """The agreement of this gate with others. With an invalid URL no gate acts."""
-    try:
-        connect = connector(access, plane.settings.tls)
-    except ValueError as error:
-        return Agreement(Undecided(f"redis: {error}"), UndecidedRoll(f"redis: {error}"))
-
-    def on_leading(scope: str, token: int) -> None:
-        if scope == SCOPE:
-            detail = f"this gate conducts rolls from now on (fencing token {token})"
-            plane.events.add(Action("roll", "gate", detail=detail))
-            return
-        detail = f"no other gate recovers units of it from now on (fencing token {token})"
-        plane.events.add(Action("acting", "gate", detail=detail, cell=scope))
-
-    rare = RareEvents(plane.events, plane.now)
-
-    def on_forged(scope: str, what: str) -> None:
-        detail = f"{what}: somebody who is no gate writes in Redis, or a gate has another secret of the fleet"
-        rare.add(Action("forged", "gate", detail=detail, cell=None if scope == SCOPE else scope))
-
-    def on_document(document: Document) -> None:
-        (rolls if document.scope == SCOPE else claims).hear(document)
-
-    leadership = Leadership(
-        connect,
-        gate,
-        Names(access.prefix),
-        now=plane.now,
-        rng=random.Random(),
-        on_leading=on_leading,
-        on_document=on_document,
-        on_forged=on_forged,
-        signer=signer_of(plane.settings, routes=False),
-    )
-    claims, rolls = ClaimSharing(leadership), SharedRoll(leadership)
-    leadership.start()
-    plane.metrics.include(ActingMetrics(leadership.scopes, leadership.leads))
-    return Agreement(claims, rolls)

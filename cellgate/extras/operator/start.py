@@ -97,7 +97,7 @@ def operate(plane: Plane, gate: str, tls: Callable[[], ssl.SSLContext]) -> Opera
     agreed = None
     if plane.settings.redis is not None:
         # Imported late: the client takes a quarter of a second and ten megabytes.
-        from cellgate.extras.operator.leadership import agree
+        from cellgate.extras.operator.agreement import agree
 
         agreed = agree(plane, plane.settings.redis, gate)
     return Operator(plane, gate, tls, agreed)

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from cellgate.extras.operator import leadership
-from cellgate.extras.operator.leadership import ClaimSharing, Leadership
+from cellgate.extras.operator.agreement import ClaimSharing
+from cellgate.extras.operator.leadership import Leadership
 from cellgate.extras.operator.plan import Claim, NotActingError
 from cellgate.proxy.config.settings import RedisAccess
 from cellgate.proxy.redis.commands import connector

@@ -11,15 +11,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from cellgate.extras.operator.leadership import (
-    ORDERS,
-    ROLL_KEPT_S,
-    ROLL_LEASE,
-    SCOPE,
-    Document,
-    Leadership,
-    SharedRoll,
-)
+from cellgate.extras.operator.leadership import Document, Leadership
 from cellgate.extras.operator.roll_plan import (
     Order,
     Phase,
@@ -28,6 +20,7 @@ from cellgate.extras.operator.roll_plan import (
     order_document,
     roll_document,
 )
+from cellgate.extras.operator.shared_roll import ORDERS, ROLL_KEPT_S, ROLL_LEASE, SCOPE, SharedRoll
 from cellgate.proxy.config.settings import RedisAccess
 from cellgate.proxy.redis.commands import connector
 from cellgate.proxy.redis.reports import Names

@@ -7,7 +7,8 @@ import random
 from collections.abc import Sequence
 from typing import Any, cast
 
-from cellgate.extras.operator.leadership import KEEP_MS, Document, Leadership
+from cellgate.extras.operator.leadership import Document, Leadership
+from cellgate.extras.operator.leadership_scripts import KEEP_MS
 from cellgate.proxy.redis.commands import (
     Command,
     RedisClient,
