@@ -113,42 +113,34 @@ class LimitLedger:
         """A request was refused at its key: of this limit nothing is left."""
         self.counts.refused(tenant, limit)
 
-    def settle(self, usage_record: UsageRecord) -> None:
+    def settle(self, used: UsageRecord) -> None:
         """A request that was charged is over."""
-        plan = self._plans.get((usage_record.key, usage_record.tenant)) or self._plan(
-            usage_record.key, usage_record.tenant
-        )
-        more_prompt = usage_record.prompt_tokens - usage_record.prompt_charged
-        more_completion = usage_record.completion_tokens - usage_record.completion_charged
+        plan = self._plans.get((used.key, used.tenant)) or self._plan(used.key, used.tenant)
+        more_prompt = used.prompt_tokens - used.prompt_charged
+        more_completion = used.completion_tokens - used.completion_charged
         if not self._prices:
             money = 0
-        elif usage_record.model == usage_record.model_charged:
-            money = self._money(usage_record.model, more_prompt, more_completion)
+        elif used.model == used.model_charged:
+            money = self._money(used.model, more_prompt, more_completion)
         else:
-            charged = self._money(
-                usage_record.model_charged, usage_record.prompt_charged, usage_record.completion_charged
-            )
-            money = (
-                self._money(usage_record.model, usage_record.prompt_tokens, usage_record.completion_tokens)
-                - charged
-            )
-        plan.correct((0, more_prompt + more_completion, money), usage_record.at)
+            charged = self._money(used.model_charged, used.prompt_charged, used.completion_charged)
+            money = self._money(used.model, used.prompt_tokens, used.completion_tokens) - charged
+        plan.correct((0, more_prompt + more_completion, money), used.at)
         plan.release()
-        self.counts.used(usage_record)
+        self.counts.used(used)
         if self._record is not None:
             self._record(
-                usage_record,
-                self._money(usage_record.model, usage_record.prompt_tokens, usage_record.completion_tokens)
-                / MICRO,
+                used,
+                self._money(used.model, used.prompt_tokens, used.completion_tokens) / MICRO,
             )
 
-    def settle_unknown(self, usage_record: UsageRecord) -> None:
+    def settle_unknown(self, used: UsageRecord) -> None:
         """A request is over that was not charged here: an earlier control process did that, or nobody. It
         gets nothing back, and what it has used is charged now.
         """
-        if usage_record.prompt_tokens or usage_record.completion_tokens:
-            self._plan(usage_record.key, usage_record.tenant).enter()
-            self.settle(usage_record._replace(prompt_charged=0, completion_charged=0))
+        if used.prompt_tokens or used.completion_tokens:
+            self._plan(used.key, used.tenant).enter()
+            self.settle(used._replace(prompt_charged=0, completion_charged=0))
 
     def abandon(self, key: str, tenant: str) -> None:
         """A request that was charged will never be settled: its worker has ended."""
@@ -566,7 +558,7 @@ class Accounts(Protocol):
     def spent(self, key: str, tenant: str, model: str, tokens: int) -> None:
         """The answer of a request that is in flight has so many tokens more than it was charged with."""
 
-    def settle(self, usage_record: UsageRecord) -> None:
+    def settle(self, used: UsageRecord) -> None:
         """A request that was charged is over."""
 
     def refused(self, tenant: str, limit: str) -> None:
@@ -596,14 +588,14 @@ class KeyCounts(Collector):
         """Whether limits are shared with other gates now; None: they never are."""
         self.lines_lost: Callable[[], int] = int
 
-    def used(self, usage_record: UsageRecord) -> None:
+    def used(self, used: UsageRecord) -> None:
         """A request is over."""
-        if usage_record.prompt_tokens or usage_record.completion_tokens:
-            tokens = self._used.get((usage_record.tenant, usage_record.model)) or self._used.setdefault(
-                (usage_record.tenant, usage_record.model), [0, 0]
+        if used.prompt_tokens or used.completion_tokens:
+            tokens = self._used.get((used.tenant, used.model)) or self._used.setdefault(
+                (used.tenant, used.model), [0, 0]
             )
-            tokens[0] += usage_record.prompt_tokens
-            tokens[1] += usage_record.completion_tokens
+            tokens[0] += used.prompt_tokens
+            tokens[1] += used.completion_tokens
 
     def refused(self, tenant: str, limit: str) -> None:
         """A limit was reached."""
