@@ -62,13 +62,14 @@ class Hook:
         if how := self._why_not(len(content), payer):
             # Later, because the asker may not be ready for it.
             return self._loop.call_soon(tell, self.failed(phase, how)).cancel
-        call = HookCall(self, phase, tell, max_bytes, len(content), payer)
+        asked = question(phase, about, name, content)
+        sent = self._pool, self._head + b"%d\r\n\r\n" % len(asked), asked
+        call = HookCall(self, phase, tell, max_bytes, len(content), payer, sent)
         self.calls.add(call)
         self.bytes += call.size
         count, size = self._shares.get(payer, (0, 0))
         self._shares[payer] = count + 1, size + call.size
-        asked = question(phase, about, name, content)
-        call.begin(self._pool, self._head + b"%d\r\n\r\n" % len(asked), asked)
+        call.begin()
         return call.stop
 
     def _why_not(self, size: int, payer: str) -> str:
@@ -157,14 +158,19 @@ ANSWER_TOO_LARGE = Failure(
 
 
 class HookCall:
-    """One question in flight, about `size` bytes."""
+    """One question, about `size` bytes; `sent` are the pool of the hook, the head and the body."""
 
     __slots__ = ("_call", "_hook", "_max_bytes", "_phase", "_tell", "_timer", "payer", "size")
 
-    _call: Call
-
     def __init__(
-        self, hook: Hook, phase: str, tell: OnOpinion, max_bytes: int, size: int, payer: str
+        self,
+        hook: Hook,
+        phase: str,
+        tell: OnOpinion,
+        max_bytes: int,
+        size: int,
+        payer: str,
+        sent: tuple[Pool, bytes, bytes],
     ) -> None:
         self._hook = hook
         self._phase = phase
@@ -172,12 +178,11 @@ class HookCall:
         self._max_bytes = max_bytes
         self.size = size
         self.payer = payer
+        self._call = Call(self, *sent, max_bytes=max_bytes + LIMITS.guardrail_reply_bytes)
         self._timer = hook.after(partial(self._fail, "timeout"))
 
-    def begin(self, pool: Pool, head: bytes, asked: bytes) -> None:
+    def begin(self) -> None:
         """Send the question."""
-        most = self._max_bytes + LIMITS.guardrail_reply_bytes
-        self._call = Call(self, pool, head, asked, max_bytes=most)
         self._call.begin()
 
     def stop(self) -> None:

@@ -73,8 +73,6 @@ class PrefillLeg:
     request (0: not yet), and `target` the path that it was sent to.
     """
 
-    target: bytes
-
     __slots__ = (
         "_begun_at",
         "_call",
@@ -114,6 +112,7 @@ class PrefillLeg:
         self.handoff: Handoff | None = None
         self.settled = False
         self.sent_at = 0.0
+        self.target = b""
 
     def begin(self, ask: Ask) -> None:
         """Get a lease on the prefiller for the prompt of `ask`, and send it there."""

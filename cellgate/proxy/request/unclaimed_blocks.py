@@ -47,9 +47,9 @@ class UnclaimedBlocks:
         if state is None or len(self._releases) >= AT_ONCE:
             return
         pool, unit = self._pool(state), state.unit.name
-        release = Release(self, self._reports, step._replace(kind=RELEASED, decoder=unit))
-        release.call = Call(release, pool, head(pool.lines, len(body)), body)
-        release.until = self._now() + UNCLAIMED_S
+        step = step._replace(kind=RELEASED, decoder=unit)
+        until = self._now() + UNCLAIMED_S
+        release = Release(self, self._reports, step, pool, head(pool.lines, len(body)), body, until)
         self._releases.add(release)
         release.call.begin(fresh=True)
 
@@ -84,17 +84,25 @@ class UnclaimedBlocks:
 
 
 class Release:
-    """One release. `call` and `until` are set before it begins."""
+    """One release, given up at `until`."""
 
     __slots__ = ("_reports", "_step", "_unclaimed", "call", "until")
 
-    call: Call
-    until: float
-
-    def __init__(self, unclaimed: UnclaimedBlocks, reports: Reports, step: SplitStep) -> None:
+    def __init__(
+        self,
+        unclaimed: UnclaimedBlocks,
+        reports: Reports,
+        step: SplitStep,
+        pool: Pool,
+        head: bytes,
+        body: bytes,
+        until: float,
+    ) -> None:
         self._unclaimed = unclaimed
         self._reports = reports
         self._step = step
+        self.call = Call(self, pool, head, body)
+        self.until = until
 
     def answered(self, status: int, _body: bytes) -> None:
         """A decoder has answered: it has fetched the blocks."""
