@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 import orjson
 
-from cellgate.probes.base import FetchError, ProbeContext, Reply, is_in_use
+from cellgate.probes.base import Fetch, FetchError, ProbeContext, Reply, is_in_use
 from cellgate.probes.canary import is_half, model_of
 from cellgate.probes.engines import engine, fingerprint_of, parsed
 from cellgate.router.nouns import BUSY_STATUSES, USABLE, Answered, AnswerToken, Build, Built, Finding, Urgency
@@ -123,6 +123,20 @@ class KnownAnswer:
             if reply.status not in _KNOWN_PROMPT_NOT_SERVED:
                 break
         return api, reply
+
+
+async def ask_again(
+    fetch: Fetch, question: str, of_engine: str, timeout_s: float
+) -> tuple[AnswerToken, ...] | None:
+    """What a unit says to a question that it has answered before; None: it does not answer it now. Raises
+    FetchError.
+    """
+    api, _, model = question.partition(" ")
+    body = orjson.dumps(_body(api, model, of_engine))
+    reply = await fetch(
+        "POST", _KNOWN_PROMPT_APIS[api], body=body, timeout_s=timeout_s, max_bytes=_KNOWN_PROMPT_LIMIT_BYTES
+    )
+    return _tokens(reply) if reply.status == 200 else None
 
 
 def _may_ask(context: ProbeContext) -> bool:

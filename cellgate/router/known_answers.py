@@ -5,14 +5,16 @@ up to rounding: a log probability may differ by the tolerance, and another token
 one was so far ahead of it that rounding cannot explain it. Rules:
 1. A unit differs when it does not say what most units say, and it says something else than before, or than
    another unit. One answer that differs proves nothing; several in a row do.
-2. It is wrong when a majority of the units have answered since, and agree with each other.
-3. Without such a majority it is wrong when it says something else than before in this epoch while another
+2. It seems wrong when a majority of the units have answered since, and agree with each other.
+3. Without such a majority it seems wrong when it says something else than before in this epoch while another
 unit, asked since, does not; and when no other unit of the records is out for its answers.
 4. Where neither holds, nobody can tell who is right, and all stay. So a minority is out at most.
 5. When most units say something new, that is right: weights were updated, or a template has the date in
 it.
 6. A unit that says now this, now that, and comes back by itself, is no measure of others: where kernels are
 not deterministic, units do not agree with themselves.
+7. All that only raises the question: units whose answers differ by the same chance do so in a row as well.
+What decides is an exact test of more answers, in pairs (router/equals.py, proxy/control/answer_pairs.py).
 """
 
 from __future__ import annotations
@@ -75,6 +77,16 @@ class AnswerRecord(NamedTuple):
     def is_confirmed(self) -> bool:
         """Whether enough answers in a row have differed."""
         return self.differing >= self.needed
+
+
+class Doubted(NamedTuple):
+    """That the answers of a unit are wrong: why it seems so, what it is `expected` to say, and what its
+    `peers` are, that are its measure.
+    """
+
+    reason: str
+    expected: AnswerTokens
+    peers: Mapping[str, AnswerTokens]
 
 
 Records = Mapping[str, AnswerRecord]
@@ -159,16 +171,21 @@ def doubted(record: AnswerRecord, at: float) -> AnswerRecord:
     )
 
 
+def no_measure(record: AnswerRecord, at: float) -> AnswerRecord:
+    """The record of a unit that says now this, now that, as others do."""
+    return record._replace(differing=0, differs_since=inf, wavered_at=at)
+
+
 def condemned(record: AnswerRecord, tolerance: float) -> AnswerRecord:
     """The record of a unit that was found wrong: an answer that was wrong from the start is no reference."""
     return record._replace(first=()) if is_same(record.first, record.latest, tolerance) else record
 
 
-def why_wrong(name: str, records: Records, out: Collection[str], tolerance: float) -> str:
-    """Why the answers of a unit are wrong; empty when that is not proven. `out`: units out for theirs."""
+def why_wrong(name: str, records: Records, out: Collection[str], tolerance: float) -> Doubted | None:
+    """Why the answers of a unit seem wrong; None: there is no reason. `out`: units out for theirs."""
     record = records[name]
     if not record.is_confirmed:
-        return ""
+        return None
     fresh = {
         unit: peer
         for unit, peer in records.items()
@@ -181,14 +198,16 @@ def why_wrong(name: str, records: Records, out: Collection[str], tolerance: floa
         # Text alone must be the same everywhere else.
         is_enough = record.needed == STRIKES or len(alike) == len(fresh)
         if is_enough and _is_majority(alike, records) and not is_same(peer.latest, record.latest, tolerance):
-            return f"{', '.join(sorted(alike))} agree on another answer"
+            reason = f"{', '.join(sorted(alike))} agree on another answer"
+            return Doubted(reason, peer.latest, dict.fromkeys(alike, peer.latest))
     if out or wavering or not record.first or is_same(record.first, record.latest, tolerance):
-        return ""
+        return None
     moved = {unit for unit, peer in fresh.items() if not is_same(peer.first, peer.latest, tolerance)}
     steady = {unit for unit, peer in fresh.items() if peer.first_at < record.differs_since} - moved
     if not steady or len(moved) >= len(steady):
-        return ""
-    return f"it answered otherwise before in this epoch, and {', '.join(sorted(steady))} did not change"
+        return None
+    reason = f"it answered otherwise before in this epoch, and {', '.join(sorted(steady))} did not change"
+    return Doubted(reason, record.first, {unit: records[unit].first for unit in steady})
 
 
 def is_right(name: str, records: Records, out: Collection[str], tolerance: float) -> bool:

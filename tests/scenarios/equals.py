@@ -28,7 +28,7 @@ from tests.scenarios.harness import Stage
 from tests.scenarios.visit import Visit
 from tests.sim.behaviour import Behaviour
 from tests.sim.client import Manner
-from tests.sim.engine import CANARY, KNOWN
+from tests.sim.engine import CANARY
 from tests.sim.http_server import Request
 from tests.sim.odd import BAD, KINDS, OF_MODELS, TIMING, Asked, Kind, Odd
 
@@ -56,7 +56,7 @@ _LIMIT = re.compile(rb'"max_(?:completion_)?tokens":(\d+)')
 @dataclass(frozen=True, slots=True)
 class Scene:
     """What is played. `chance`: of an odd answer to anybody; clients that ask for one name their own chance,
-    in `asked` of their requests. `canaries`: those are answered so as well.
+    in `asked` of their requests. `canaries`: those, and the known prompt, are answered so as well.
     """
 
     seed: int
@@ -97,7 +97,7 @@ class Unit:
     def __call__(self, request: Request) -> Odd | None:
         """An odd answer, or None."""
         given_id = request.headers.get("x-request-id", "")
-        if given_id.startswith(KNOWN) or (given_id.startswith(CANARY) and not self.at_canaries):
+        if given_id.startswith(CANARY) and not self.at_canaries:
             return None
         mark = _MARK.search(request.body)
         chance = (float(mark[1]) if mark is not None else self._scene.chance) + self.more

@@ -5,9 +5,15 @@ A handful of the scenes of tests/scenarios/equals.py, which plays any number of 
 
 from __future__ import annotations
 
+import asyncio
+from random import Random
+
 import pytest
 
-from tests.scenarios.equals import check, check_mirror
+from cellgate.router.nouns import Verdict
+from tests.scenarios.equals import Scene, Unit, check, check_mirror
+from tests.scenarios.harness import Stage
+from tests.sim.behaviour import Behaviour
 
 EQUALS = (4, 73)
 """A line again and again, and nothing at all: to clients, and to canaries as well."""
@@ -24,3 +30,32 @@ def test_equals_are_never_told_apart(seed: int) -> None:
 def test_a_unit_that_answers_worse_by_half_goes_and_comes_back(seed: int) -> None:
     _, problems, _ = check_mirror(seed)
     assert problems == []
+
+
+def flipping(seed: int, *chances: float) -> Stage:
+    """Idle units that say one line again and again, to the known prompt as well, each by its own chance."""
+    stage, rng = Stage(seed, units=len(chances)), Random(seed)
+    for engine, chance in zip(stage.engines.values(), chances, strict=True):
+        unit = Unit(Scene(seed, "a line", chance, len(chances), "many", 0.0, 0, 0.0), rng)
+        unit.at_canaries = True
+        engine.behaviour = Behaviour(oddly=unit)
+    return stage
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_known_answers_of_units_that_do_not_agree_with_themselves_prove_nothing(seed: int) -> None:
+    stage = flipping(seed, *[0.5] * 5)
+    stage.play(asyncio.sleep(400.0))
+    assert all(engine.odd_served for engine in stage.engines.values())
+    assert stage.shots() == []
+
+
+@pytest.mark.parametrize("chance", [0.5, 1.0])
+def test_a_unit_whose_known_answers_differ_more_often_than_those_of_others_goes(chance: float) -> None:
+    stage = flipping(1, 0.0, chance, 0.0, 0.0)
+
+    async def scenario() -> None:
+        await stage.until(lambda: stage.verdict("b") is Verdict.DOWN, 600.0)
+
+    stage.play(scenario())
+    assert all(shot.startswith("b: up -> down, wrong answers") for shot in stage.shots())

@@ -1,25 +1,33 @@
-"""Compares the answers of units to the known prompt, and takes those out that are proven wrong."""
+"""Compares the answers of units to the known prompt, and takes those out that are proven wrong.
+
+A few answers raise the question, more of them in pairs decide it (answer_pairs.py).
+"""
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterator
+from math import inf
 
 from prometheus_client import Metric
 from prometheus_client.registry import Collector
 
 from cellgate.probes.known_answer import KnownAnswer
+from cellgate.proxy.control.answer_pairs import AnswerPairs
 from cellgate.proxy.observe.counters import counter, gauge
 from cellgate.proxy.observe.events import Action, EventLog
 from cellgate.router.board import Board, Flip
 from cellgate.router.judge import ANSWER_SOURCE
 from cellgate.router.known_answers import (
     AnswerRecord,
+    Doubted,
     KnownAnswerRules,
     alike,
     condemned,
     doubted,
     is_right,
+    no_measure,
     outvoted,
     recorded,
     why_wrong,
@@ -31,11 +39,15 @@ CORRUPTED_EVERY_S = 60.0
 """Corrupted requests of a unit are reported at most once in this time."""
 COMPARED_MAX = 64
 """Units whose answers are compared with each new one."""
+COMPARE_AGAIN_S, COMPARE_AGAIN_MAX_S = 60.0, 3600.0
+"""How soon a unit that was no worse than others is compared again: twice as late each time."""
+_NEVER_COMPARED = (0.0, COMPARE_AGAIN_S)
 _CHECK_TEXT_CHARS = 80
 
 
 class AnswerCheck:
-    """The comparison for one gate. `observe` takes evidence, `look_now` runs a probe of a unit.
+    """The comparison for one gate. `observe` takes evidence, `look_now` runs a probe of a unit, `pairs`
+    asks one beside others.
 
     `counts` has the answers by unit and result.
     """
@@ -47,12 +59,17 @@ class AnswerCheck:
         rules: KnownAnswerRules,
         observe: Callable[[Evidence], object],
         look_now: Callable[[str, str], None],
+        pairs: AnswerPairs,
     ) -> None:
         self._board = board
         self._events = events
         self._rules = rules
         self._observe = observe
         self._look_now = look_now
+        self._pairs = pairs
+        self._comparisons: dict[str, asyncio.Task[None]] = {}
+        self._again: dict[str, tuple[float, float]] = {}
+        """Units that were no worse than others: when they may be compared again, and how long after that."""
         self.counts: dict[str, Counter[str]] = {}
         self._reported: set[str] = set()
         """Units that are reported to differ."""
@@ -107,8 +124,14 @@ class AnswerCheck:
         self._reported.discard(unit)
         self._corrupted_at.pop(unit, None)
         self.counts.pop(unit, None)
+        self._again.pop(unit, None)
         for latest in self._latest.values():
             latest.pop(unit, None)
+
+    def close(self) -> None:
+        """Ask no more."""
+        for task in self._comparisons.values():
+            task.cancel()
 
     def flipped(self, flip: Flip) -> None:
         """A verdict has changed. What fell may be another process when it comes back, even unnoticed."""
@@ -170,15 +193,45 @@ class AnswerCheck:
             if unit in out:
                 if unit == answered.unit and is_right(unit, records, out, tolerance):
                     self._clear(state, now)
-            elif reason := why_wrong(unit, records, out, tolerance):
-                out.add(unit)
-                self._condemn(state, record, reason, now)
+            elif claim := why_wrong(unit, records, out, tolerance):
+                self._question(state, claim, now)
             elif record.is_confirmed and unit not in self._reported:
                 self._reported.add(unit)
                 self._report(unit, records)
             elif not record.differing and unit in self._reported:
                 self._reported.discard(unit)
                 self._events.add(Action("answers_agree", "gate", unit))
+
+    # -- in pairs ------------------------------------------------------------------------------------------
+
+    def _question(self, state: UnitState, claim: Doubted, now: float) -> None:
+        """Ask it and others again, until chance does not explain that they differ."""
+        name = state.unit.name
+        if name in self._comparisons or now < self._again.get(name, _NEVER_COMPARED)[0]:
+            return
+        task = asyncio.get_running_loop().create_task(self._compare(state, claim, now))
+        self._comparisons[name] = task
+        task.add_done_callback(lambda _: self._comparisons.pop(name, None))
+
+    async def _compare(self, state: UnitState, claim: Doubted, at: float) -> None:
+        name = state.unit.name
+        peers = [self._board.units[peer] for peer in claim.peers if peer in self._board.units]
+        is_urgent = at - self._corrupted_at.get(name, -inf) < CORRUPTED_EVERY_S
+        comparison = await self._pairs.compare(state, claim, peers, is_urgent=is_urgent)
+        if comparison is None or state.answers is None or not self._pairs.is_there(state):
+            return
+        group, now = self._group(state, state.answers.question), self._pairs.now()
+        if not comparison.is_worse:
+            _, wait_s = self._again.get(name, _NEVER_COMPARED)
+            self._again[name] = now + wait_s, min(2.0 * wait_s, COMPARE_AGAIN_MAX_S)
+            state.answers = no_measure(state.answers, now)
+            return
+        self._again.pop(name, None)
+        out = {other.unit.name for other in self._out() if other.unit.cell == state.unit.cell}
+        # Meanwhile others may have gone: a minority may be out, and no more.
+        still = why_wrong(name, _records(group), out, self._rules.tolerance) if name in group else None
+        if still or not out:
+            self._condemn(state, state.answers, (still or claim).reason, now)
 
     def _condemn(self, state: UnitState, record: AnswerRecord, why: str, now: float) -> None:
         state.answers = condemned(record, self._rules.tolerance)

@@ -24,6 +24,7 @@ from cellgate.proxy.admission.usage import Accounting
 from cellgate.proxy.config.settings import Peers, Settings, changes_of_unit, secret_of
 from cellgate.proxy.config.sources import RedisSource
 from cellgate.proxy.control.answer_check import AnswerCheck, AnswerMetrics
+from cellgate.proxy.control.answer_pairs import AnswerPairs
 from cellgate.proxy.control.comparisons import Comparisons
 from cellgate.proxy.control.containment import Containment, PoisonMetrics
 from cellgate.proxy.control.engine_control import EngineController
@@ -198,7 +199,8 @@ class Plane:
 
     def _make_answer_check(self) -> AnswerCheck:
         prober, rules = self.prober, self.settings.known_answer
-        check = AnswerCheck(self.board, self.events, rules, prober.observe, prober.look_now)
+        pairs = AnswerPairs(self.board, self._fetch_of, self.now, rules.tolerance)
+        check = AnswerCheck(self.board, self.events, rules, prober.observe, prober.look_now, pairs)
         prober.on_answered, prober.on_corrupted = check.take, check.corrupted
         return check
 
@@ -291,6 +293,7 @@ class Plane:
             await self.accounting.close()
         self.search.close()
         self.refused_watch.close()
+        self.answer_check.close()
         self.prober.close()
         self.reach.close()
 
