@@ -1,9 +1,9 @@
 """The ledger of deaths: which request may be ending its units. Pure: times are passed in.
 
-A *death* is of a unit: its process is lost, or it breaks the connections of requests that it had taken. The
-request that caused it, if any, is not visible. Visible is which requests were there, and which are there
-again when the next unit dies. Requests are identified by the fingerprint of their prompt (`Ask.fingerprint`),
-so that many clients with one prompt are one. Rules:
+A *death* is of a unit: its process is lost, or it is out soon after it broke connections of requests that it
+had taken. The request that caused it, if any, is not visible. Visible is which requests were there, and which
+are there again when the next unit dies. Requests are identified by the fingerprint of their prompt
+(`Ask.fingerprint`), so that many clients with one prompt are one. Rules:
 1. After the first death its requests move as usual, spread over the other units.
 2. After the second, a request that was alone there both times is ended. If there were several, each is a
    suspect and moves on, at most one to a unit.
@@ -44,8 +44,8 @@ SHARED_S = 20.0
 SLACK_TOKENS = 8
 """A request is past the point of a death after this many more tokens: the last ones may not have arrived."""
 OUTLIVED, OUTLIVED_S = 1.25, 2.0
-"""Another request of the prompt, elsewhere, is past the point of a death after so many times as long, and so
-much longer: units of a cell are about as fast."""
+"""Another request of the prompt, elsewhere, is past the point of a death after so many times as long, and at
+least so much longer: units of a cell are about as fast."""
 STRIDE = 0.1
 """Deaths at the same number of tokens of an attempt, within this share, have one cause."""
 PAYERS = 2
@@ -130,7 +130,7 @@ class Ledger:
         """One of its requests has been at a unit that works for so long: past the deaths before it."""
         record = self.records[fingerprint]
         record.marks = tuple(
-            replace(mark, passed=True) if lived_s > OUTLIVED * mark.lived_s + OUTLIVED_S else mark
+            replace(mark, passed=True) if lived_s > _outlived_s(mark.lived_s) else mark
             for mark in record.marks
         )
 
@@ -196,7 +196,8 @@ class Ledger:
                 death.is_many = True
 
     def _verdict(self, fingerprint: int, record: PoisonRecord, now: float) -> PromptVerdict:
-        standing, strides = record.standing, _of_one_stride(record.marks)
+        standing = record.standing
+        strides = tuple(mark for mark in _of_one_stride(record.marks) if mark.death.lost_at is not None)
         if len(standing) > 1 or len(strides) > 2:
             suspected = standing if len(standing) > 1 else strides
             if self._is_alone(fingerprint, suspected, now):
@@ -341,11 +342,12 @@ class PoisonRecord:
 
     def is_to_wait(self, now: float) -> bool:
         """Whether it must wait: two units have just failed, or one and before it several that replied with an
-        error, and it is not clear yet whether they died.
+        error, or three after as many tokens, and it is not clear yet whether they died.
         """
         unpassed = [mark for mark in self.marks if not mark.passed]
         failed = sum(not mark.is_reply for mark in unpassed)
-        return (failed > 1 or (failed == 1 and len(unpassed) > 2)) and now - self.at < SPACE_S
+        is_many = failed > 1 or (failed == 1 and len(unpassed) > 2) or len(_of_one_stride(self.marks)) > 2
+        return is_many and now - self.at < SPACE_S
 
     @property
     def is_suspect(self) -> bool:
@@ -376,6 +378,11 @@ def _noted(marks: tuple[Mark, ...], new: Mark) -> tuple[Mark, ...]:
     return (*marks, new)
 
 
+def _outlived_s(lived_s: float) -> float:
+    """How long another request must be at a unit, to be past the death of one that lived so long."""
+    return max(OUTLIVED * lived_s, lived_s + OUTLIVED_S)
+
+
 def _weighed(marks: tuple[Mark, ...]) -> tuple[Mark, ...]:
     """The marks, those passed noted that are nearer to the beginning than the request has come since."""
     furthest = max(mark.tokens for mark in marks)
@@ -391,7 +398,7 @@ def _of_one_stride(marks: tuple[Mark, ...]) -> tuple[Mark, ...]:
     if not shown:
         return ()
     near = 2 + STRIDE * shown
-    return tuple(mark for mark in marks if abs(mark.shown - shown) <= near and mark.death.lost_at is not None)
+    return tuple(mark for mark in marks if abs(mark.shown - shown) <= near)
 
 
 def _is_past(record: PoisonRecord, lease: Lease, now: float) -> bool:

@@ -32,6 +32,7 @@ LASTING_S = 30.0
 RATE_PER_S = 4.0
 DEATHS_MAX = 3
 MODES = (Mode.CUT, Mode.CRASH, Mode.LATE, Mode.MID)
+DEADLY = [mode for mode in Mode if mode is not Mode.CUT]
 
 
 class Played(NamedTuple):
@@ -90,7 +91,8 @@ def play(seed: int) -> Played:
     culprits = {each.result().request_id for each in drunk}
     blamed = [visit for visit in stage.visits if visit.code == "poison_suspected"]
     innocents = [visit for visit in blamed if visit.request_id not in culprits]
-    kills = [request_id for _, request_id, _ in poison.kills] if poison is not None else []
+    deadly = poison is not None and poison.mode is not Mode.CUT
+    kills = [request_id for _, request_id, _ in poison.kills] if poison is not None and deadly else []
     ledger = stage.gate.plane.containment.ledger
     return Played(
         max((kills.count(each) for each in culprits), default=0),
@@ -113,7 +115,7 @@ def has_company(ledger: Ledger, visit: Visit) -> bool:
     return len(others) - cleared.count(True) > 1
 
 
-@pytest.mark.parametrize(("mode", "stream"), crossed(Mode, [True, False]))
+@pytest.mark.parametrize(("mode", "stream"), crossed(DEADLY, [True, False]))
 @played(Stage, units=4)
 async def test_poison_costs_three_units_at_most_and_its_neighbours_nothing(
     stage: Stage, mode: Mode, stream: bool
@@ -138,6 +140,47 @@ async def test_poison_costs_three_units_at_most_and_its_neighbours_nothing(
     lost = [each for each in users.visits if not each.is_answered]
     assert not lost, [(each.reply.status, each.code) for each in lost]
     assert 1 < len(poison.kills) <= DEATHS_MAX, poison.kills
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@played(Stage, units=4)
+async def test_a_prompt_whose_connections_only_break_off_ends_no_unit_and_is_refused_to_nobody(
+    stage: Stage, stream: bool
+) -> None:
+    """The processes live, and what else they have goes on: each of its requests ends after a few tries."""
+    poison = poisoned(stage, Mode.CUT)
+    users = Users(stage, 6)
+    await asyncio.sleep(5.0)
+    for asked in (1, 2):
+        visit = await drink(stage, stream=stream, max_tokens=200)
+        assert (visit.reply.status, visit.code) == (502, "closed_early")
+        assert len(poison.kills) <= 6 * asked
+    await users.leave()
+    assert all(each.is_answered for each in users.visits)
+    assert stage.gate.containment.counts["bans"] == 0
+    assert stage.all_up()
+    poison.marker = "nothing any more"
+    assert (await drink(stage, stream=stream)).is_answered
+
+
+@pytest.mark.parametrize("mode", [Mode.LATE, Mode.FAR])
+@played(Stage, units=8)
+async def test_a_popular_prompt_that_ends_units_after_a_while_is_still_found(
+    stage: Stage, mode: Mode
+) -> None:
+    """The mirror of restarts under it: each unit dies as its oldest request comes to one point."""
+    poison = poisoned(stage, mode)
+    users = Users(stage, 6)
+    await asyncio.sleep(5.0)
+    clients = []
+    for _ in range(20):
+        clients.append(asyncio.ensure_future(drink(stage, stream=False, max_tokens=900)))
+        await asyncio.sleep(1.0)
+    assert {visit.code for visit in await asyncio.gather(*clients)} == {"poison_suspected"}
+    await users.leave()
+    assert all(visit.is_answered for visit in users.visits)
+    assert len(poison.kills) <= DEATHS_MAX, poison.kills
+    assert stage.gate.containment.counts["bans"] == 1
 
 
 @played(GatesStage, 1, 4)
@@ -165,13 +208,14 @@ async def test_what_one_gate_has_found_out_no_other_one_sends_and_who_clears_it_
     assert (await drink(stage, via=stage.alive_client(0))).is_answered
 
 
-@pytest.mark.parametrize("tokens", [100, 900])
+@pytest.mark.parametrize(("tokens", "pause_s"), [(100, 6.0), (900, 6.0), (900, 3.0)])
 @played(Stage, units=4)
 async def test_units_restarted_one_after_another_under_one_popular_prompt_ban_it_for_nobody(
-    stage: Stage, tokens: int
+    stage: Stage, tokens: int, pause_s: float
 ) -> None:
     """All that an evaluation asks is one prompt; nobody has told the gate of the restarts. No answer of the
-    long ones ends between the first restart and the second: others of the prompt are further by then.
+    long ones ends between the first restart and the second (the last, where they follow each other faster):
+    others of the prompt are further by then.
     """
     clients: list[asyncio.Future[Visit]] = []
 
@@ -189,11 +233,11 @@ async def test_units_restarted_one_after_another_under_one_popular_prompt_ban_it
         engine.die()
         await asyncio.sleep(1.0)
         engine.restart()
-        await asyncio.sleep(6.0)
+        await asyncio.sleep(pause_s)
     is_over = True
     await asking
     visits = await asyncio.gather(*clients)
-    assert len(visits) >= 800
+    assert len(visits) >= 25 * (5 + 4 * (1 + pause_s))
     lost = [visit.code for visit in visits if not visit.is_answered]
     assert "poison_suspected" not in lost
     # An answer that meets three restarts has used up what it may cost.

@@ -58,6 +58,8 @@ _SILENT = frozenset({FailureKind.EVICTED, FailureKind.CUT})
 """Of these, the unit did nothing: it was given up."""
 STILL_S = 1.0
 """A unit with work that has shown nothing for so long before a request came stood still already."""
+_CONTAINED_BROKE = frozenset({FailureKind.CLOSED_EARLY, FailureKind.TRUNCATED})
+"""Of these, only its connection broke off, which a proxy or a single worker may do: as with the next ones."""
 _CONTAINED_REPORTED = frozenset(
     {FailureKind.UNIT_ERROR, FailureKind.FIRST_EVENT_ERROR, FailureKind.STREAM_ERROR}
 )
@@ -126,9 +128,10 @@ class Containment:
                 self._given_up[ask.fingerprint] = self._given_up_under(ask) | {state.unit.name}, now
                 self.watchful = True
             return
-        is_loss = kind in _CONTAINED_LOST
-        if not is_loss and kind not in _CONTAINED_REPORTED:
+        if kind not in _CONTAINED_LOST and kind not in _CONTAINED_REPORTED:
             return
+        is_out = state.case.verdict in (Verdict.DOWN, Verdict.STARTING)
+        is_loss = kind in _CONTAINED_LOST and (is_out or kind not in _CONTAINED_BROKE)
         loss = Loss(
             state.unit.name,
             state.unit.url,
@@ -144,7 +147,7 @@ class Containment:
             worked_at=state.progress_at,
             payer=ask.payer,
         )
-        self.counts["deaths"] += is_loss
+        self.counts["deaths"] += kind in _CONTAINED_LOST
         self.watchful = True
         there, places = partial(self._there, loss.place), len({each.unit.url for each in self._board})
         if self.ledger.lost(loss, there, works=self._works(state), places=places) is PromptVerdict.ENDS:
