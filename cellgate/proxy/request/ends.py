@@ -18,36 +18,30 @@ if TYPE_CHECKING:
 
 def leave(exchange: Exchange) -> None:
     """The client has left: its unit must stop working for it at once."""
-    exchange.selection.cancel()
-    drop(exchange)
-    if exchange.stop_reading is not None:
-        exchange.stop_reading()
-    result = ResumeResult.CLIENT_LEFT
-    if exchange.attempt is not None:
-        if exchange.attempt.lease.committed:
-            result = ResumeResult.RESUMED
-        exchange.abort(Outcome.CLIENT_LEFT)
-    if exchange.stream_resume is not None:
-        exchange.stream_resume.record_result(result)
-    exchange.state = ExchangeState.OVER
+    resumed = exchange.attempt is not None and exchange.attempt.lease.committed
+    _end(exchange, Outcome.CLIENT_LEFT, ResumeResult.RESUMED if resumed else ResumeResult.CLIENT_LEFT)
     exchange.response.left()
 
 
 def stop(exchange: Exchange, failure: Failure) -> None:
     """The gate ends it: its unit must stop working for it, and its client gets the error."""
+    _end(exchange, failure.kind.row.outcome, ResumeResult.CLIENT_LEFT)
+    if exchange.response.begun:
+        exchange.response.break_off(failure)
+    else:
+        exchange.response.refuse(failure)
+
+
+def _end(exchange: Exchange, outcome: Outcome, result: ResumeResult) -> None:
     exchange.selection.cancel()
     drop(exchange)
     if exchange.stop_reading is not None:
         exchange.stop_reading()
     if exchange.attempt is not None:
-        exchange.abort(failure.kind.row.outcome)
+        exchange.abort(outcome)
     if exchange.stream_resume is not None:
-        exchange.stream_resume.record_result(ResumeResult.CLIENT_LEFT)
+        exchange.stream_resume.record_result(result)
     exchange.state = ExchangeState.OVER
-    if exchange.response.begun:
-        exchange.response.break_off(failure)
-    else:
-        exchange.response.refuse(failure)
 
 
 def end_crashed(exchange: Exchange, _failure: object = None) -> None:
