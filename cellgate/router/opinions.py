@@ -6,7 +6,8 @@ tools, a stream). Rules:
    first. A unit that has served others says the same: it is the request, and all are cleared.
 2. Where it is known to be the request, few are asked again. What is spent on opinions that change nothing is
    a share of the requests; an opinion that gets the client a good answer is free. While one is awaited,
-   further doubtful answers of its unit are held: they come in bursts.
+   further doubtful answers of its unit are held: they come in bursts. All this is by payer: whoever sends bad
+   requests hides nothing of what a unit does to others.
 3. What is held against a unit is weighed against its good answers, so that equals which answer badly by
    chance, or because somebody asks for it, stay equal. What it refuses of a kind, or of prompts longer than
    the longest that it served, goes to others.
@@ -19,6 +20,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Iterable
+from dataclasses import dataclass
 from enum import Enum, auto
 from typing import NamedTuple
 
@@ -42,8 +44,9 @@ OWN_S = 30.0
 """So long it is believed that requests of a kind are themselves at fault."""
 AGAIN = 10
 """Of doubtful answers of which that is believed, one in so many is asked again; the others pass."""
-SHARE, BUDGET = 0.015, 6.0
-"""What opinions that change nothing may cost: a share of the requests, and so many at once."""
+SHARE, BUDGET, BUDGET_OF_ALL = 0.015, 6.0, 24.0
+"""What opinions that change nothing may cost: a share of the requests, and so many at once, of one payer and
+of all."""
 UNSURE_S = 2.0
 """So long a unit that gave a doubtful answer, and no good one, is not asked about others' answers."""
 TRIAL_S = 3.0
@@ -52,8 +55,9 @@ IN_FLIGHT_MAX = 64
 """Opinions that are asked at once about one unit."""
 OPINIONS_MAX = 3
 """Units that are asked about one request."""
-KINDS_MAX = 256
-"""Kinds of which records are kept: clients may name any model."""
+KINDS_MAX, OWN_MAX, PAYERS_MAX = 256, 1024, 1024
+"""Kinds of which records are kept: clients may name any model; kinds of payers that are at fault themselves,
+and budgets of payers."""
 _OUTCOMES, _UNASKED, _COUNTED, _PROMPTS = 16, 10, 64, 16
 _RARE = 0.1
 """Peers refuse at most this share, where a unit that nobody can be asked about refuses all."""
@@ -66,23 +70,25 @@ class Opinions:
         self.watching = False
         self._last_at = 0.0
         self._records: dict[Kind, dict[str, _Record]] = {}
-        self._own: dict[tuple[Kind, str], float] = {}
-        """Kinds of requests, and what units say to them, that are at fault themselves; until when."""
-        self._known = 0
-        """How many doubtful answers were believed to be at fault themselves."""
-        self._budget = BUDGET
+        self._own: dict[tuple[Kind, str, str], _Own] = {}
+        """Kinds of requests, what units say to them, and who asks, that are at fault themselves."""
+        self._budget = BUDGET_OF_ALL
+        self._budgets: dict[str, float] = {}
+        """By payer; of who is not there: all of it."""
         self._arrived = 0
         """Requests since the last thing that was found."""
 
     # -- requests that come --------------------------------------------------------------------------------
 
-    def arrived(self, kind: Kind, size: int, units: Collection[str], now: float) -> tuple[str, ...]:
+    def arrived(
+        self, kind: Kind, size: int, units: Collection[str], now: float, payer: str = ""
+    ) -> tuple[str, ...]:
         """A request has come while watching: which of the `units` that could take it are to be spared it."""
         quiet_s = now - self._last_at
         if quiet_s > KNOWN_S or (quiet_s > OPINION_WATCH_S and not self._any_refuses()):
             self._forget()
             return ()
-        self._budget = min(BUDGET, self._budget + SHARE)
+        self._save(payer, SHARE)
         self._arrived += 1
         records = self._records.get(kind)
         if not records:
@@ -96,7 +102,7 @@ class Opinions:
                 return True
             record.trial_at = now + TRIAL_S
             return False
-        return bool(record.pending) and not record.has_good
+        return record.is_awaited and not record.has_good
 
     def good(self, unit: str, kind: Kind, size: int) -> None:
         """A unit has served a request, or begun to, while watching."""
@@ -113,80 +119,116 @@ class Opinions:
     # -- answers in doubt ----------------------------------------------------------------------------------
 
     def doubt(
-        self, unit: str, kind: Kind, what: str, asked: int, now: float, *, is_broken: bool = False
+        self,
+        unit: str,
+        kind: Kind,
+        what: str,
+        asked: int,
+        now: float,
+        payer: str = "",
+        *,
+        is_broken: bool = False,
     ) -> Advice:
-        """A unit has answered `what`, and `asked` others have no good answer either. `is_broken`: no request
-        is answered like this.
+        """A unit has answered `what` to this payer, and `asked` others have no good answer either.
+        `is_broken`: no request is answered like this.
         """
         self.watching, self._last_at = True, now
-        record = self._record(unit, kind)
+        record, own = self._record(unit, kind), self._known(kind, what, payer)
         record.what, record.doubted_at = what, now
-        record.count(is_bad=True)
+        if own is None:
+            # What is known to be the request says nothing about units.
+            record.count(is_bad=True)
         if asked >= OPINIONS_MAX:
             return Advice.SHOW
         if is_broken or (record.against and not record.has_good):
             if record.in_flight >= IN_FLIGHT_MAX:
                 return Advice.SHOW if asked else Advice.HOLD
-            self._opens(record)
+            self._opens(record, payer)
             return Advice.INSIST
-        is_known = now < self._own.get((kind, what), 0.0)
-        self._known += is_known
-        if self._budget < 1.0 or (is_known and self._known % AGAIN):
-            return Advice.SHOW if is_known or asked or not record.pending else Advice.HOLD
-        self._budget -= 1.0
-        self._opens(record)
-        if is_known:
-            # This only looks again.
-            record.pending -= 1
+        if own is not None:
+            own.times += 1
+        if self._left(payer) < 1.0 or (own is not None and own.times % AGAIN):
+            return Advice.SHOW if own is not None or asked or not record.is_awaited else Advice.HOLD
+        self._save(payer, -1.0)
+        # One that is known only looks again.
+        self._opens(record, payer if own is None else None)
         return Advice.ASK
+
+    def _known(self, kind: Kind, what: str, payer: str) -> _Own | None:
+        own = self._own.get((kind, what, payer))
+        return own if own is not None and self._last_at < own.until else None
+
+    def _left(self, payer: str) -> float:
+        return min(self._budget, self._budgets.get(payer, BUDGET))
+
+    def _save(self, payer: str, more: float) -> None:
+        """So much more, or less, may be asked."""
+        self._budget = min(BUDGET_OF_ALL, self._budget + more)
+        left = self._budgets.pop(payer, BUDGET) + more
+        if left < BUDGET:
+            self._budgets[payer] = left
+            if len(self._budgets) > PAYERS_MAX:
+                del self._budgets[next(iter(self._budgets))]
 
     def settled(self, unit: str, kind: Kind) -> int:
         """How many doubts about answers of this unit have come to something."""
         return self._record(unit, kind).settled
 
-    def _opens(self, record: _Record) -> None:
+    def _opens(self, record: _Record, payer: str | None) -> None:
         record.in_flight += 1
-        record.pending += 1
+        if payer is not None:
+            record.pending[payer] = record.pending.get(payer, 0) + 1
 
-    def dropped(self, unit: str, kind: Kind, *, is_spent: bool = True) -> None:
+    def dropped(self, unit: str, kind: Kind, payer: str = "", *, is_spent: bool = True) -> None:
         """Nothing is learnt of a doubt. Not `is_spent`: nobody could be asked."""
-        self._closes(unit, kind)
+        self._closes(unit, kind, payer)
         if not is_spent:
-            self._budget = min(BUDGET, self._budget + 1.0)
+            self._save(payer, 1.0)
 
-    def _closes(self, unit: str, kind: Kind) -> _Record:
+    def _closes(self, unit: str, kind: Kind, payer: str) -> _Record:
         record = self._record(unit, kind)
         record.settled += 1
         record.in_flight = max(0, record.in_flight - 1)
-        record.pending = max(0, record.pending - 1)
+        pending = record.pending.pop(payer, 0) - 1
+        if pending > 0:
+            record.pending[payer] = pending
         return record
 
-    def served(self, first: str, by: str, kind: Kind, size: int, what: str, *, is_fault: bool) -> Refusing:
+    def served(
+        self, first: str, by: str, kind: Kind, size: int, what: str, payer: str = "", *, is_fault: bool
+    ) -> Refusing:
         """Another unit has served what this one refused: what is now known of it. Not `is_fault`: a unit of a
         mixed fleet may, whatever it is asked for.
         """
-        record = self._closes(first, kind)
-        self._budget = min(BUDGET, self._budget + 1.0)
-        self._own.pop((kind, what), None)
+        record = self._closes(first, kind, payer)
+        self._save(payer, 1.0)
+        if self._known(kind, what, payer) is None:
+            # Of who only looks again neither this counts nor that others say the same: a chance stays one.
+            record.weigh(_REFUSED)
+        self._own.pop((kind, what, payer), None)
         record.what = what
         record.outcomes.append((size, False))
-        record.weigh(_REFUSED)
         return self._found(first, record, kind, by=by, is_fault=is_fault)
 
-    def same(self, first: str, second: str, kind: Kind, what: str, others: int, now: float) -> bool:
-        """The second unit says the same, and so many others were not asked. True: it is the request, which is
-        known from now on.
+    def same(
+        self, first: str, second: str, kind: Kind, what: str, others: int, now: float, payer: str = ""
+    ) -> bool:
+        """The second unit says the same, and so many others were not asked. True: it is the request of this
+        payer, which is known from now on.
         """
         if others and not (self._has_served(second) or self._has_served(first)):
             return False
-        self._own[kind, what] = now + OWN_S
-        if len(self._own) > KINDS_MAX:
-            self._own = {key: until for key, until in self._own.items() if until > now}
+        is_new = self._known(kind, what, payer) is None
+        own = self._own.pop((kind, what, payer), _Own())
+        own.until = now + OWN_S
+        self._own[kind, what, payer] = own
+        if len(self._own) > OWN_MAX:
+            del self._own[next(iter(self._own))]
         records = self._records.get(kind, {})
         for record in records.values():
-            record.pending = 0
+            record.pending.pop(payer, None)
             record.settled += 1
-        if first in records:
+        if is_new and first in records:
             records[first].weigh(_SERVED)
         return True
 
@@ -291,6 +333,15 @@ class Opinions:
         self.watching = False
         self._records.clear()
         self._own.clear()
+        self._budgets.clear()
+
+
+@dataclass(slots=True)
+class _Own:
+    """Requests that are at fault themselves: until when that is believed, and how often it was."""
+
+    until: float = 0.0
+    times: int = 0
 
 
 class Kind(NamedTuple):
@@ -342,8 +393,8 @@ class _Record:
 
     def __init__(self) -> None:
         self.outcomes: deque[tuple[int, bool]] = deque(maxlen=_OUTCOMES)
-        self.pending = 0
-        """Doubtful answers of which it is not known yet whose fault they are."""
+        self.pending: dict[str, int] = {}
+        """Doubtful answers of which it is not known yet whose fault they are, by payer."""
         self.in_flight = self.settled = 0
         self.doubted_at = -UNSURE_S
         self.unasked = 0
@@ -374,6 +425,11 @@ class _Record:
         if min(self.total, total) < _APART_MIN:
             return self.bad == self.total and not bad
         return self.bad / self.total >= bad / total + _APART
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether another unit is being asked about it."""
+        return bool(self.pending)
 
     @property
     def has_good(self) -> bool:

@@ -12,11 +12,11 @@ import pytest
 
 from cellgate.router.nouns import Verdict
 from loadtests.simunit.nonsense import KINDS
-from tests.scenarios.harness import Stage
+from tests.scenarios.harness import GATE_PORT, Stage
 from tests.scenarios.seeds import crossed, seeds
-from tests.scenarios.visit import Visit
+from tests.scenarios.visit import Visit, chat, encode
 from tests.sim.behaviour import Behaviour
-from tests.sim.client import Manner
+from tests.sim.client import Client, Manner
 from tests.sim.world import played
 
 CLIENTS = 6
@@ -180,6 +180,41 @@ async def test_clients_that_send_bad_requests_take_nobody_out_and_cost_next_to_n
         assert set(stage.flips(name)) <= {"up"}, stage.flips(name)
     extra = sum(engine.refused for engine in stage.engines.values()) - sum(asked)
     assert extra <= 0.03 * len(asked)
+
+
+@pytest.mark.parametrize("masks_per_s", [0, 100])
+@played(Stage, units=4)
+async def test_who_sends_bad_requests_does_not_hide_a_unit_that_begins_to_refuse_what_others_ask(
+    stage: Stage, masks_per_s: int
+) -> None:
+    """What is known of the requests of one client says nothing about those of another."""
+    for engine in stage.engines.values():
+        engine.behaviour = Behaviour(lacks=b"nobody")
+    stage.liars.update(stage.engines)
+    masking, is_over = Client(stage.world, f"gate:{GATE_PORT}", "10.0.0.99"), False
+
+    async def mask() -> None:
+        while not is_over:
+            visit = stage._visit("/v1/chat/completions", body := chat("nobody", max_tokens=8))
+            coming.append(asyncio.ensure_future(masking.request("POST", visit.path, encode(body))))
+            stage.visits.remove(visit)
+            await asyncio.sleep(1.0 / masks_per_s)
+
+    coming: list[asyncio.Future[Any]] = []
+    masks = [asyncio.ensure_future(mask())] if masks_per_s else []
+    load = Load(stage)
+    await asyncio.sleep(5.0)
+    stage.engines["a"].behaviour = Behaviour(lacks=b'"role"')
+    begun = stage.now
+    await stage.until(lambda: bool(are_out(stage, "a")), OUT_S)
+    out_s = stage.now - begun
+    await asyncio.sleep(1.0)
+    is_over = True
+    await asyncio.gather(*masks, *coming)
+    await load.end()
+    lost = [visit for at, visit in load.visits if not is_served(visit)]
+    assert out_s <= 1.0
+    assert len(lost) <= 2
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,7 @@ def spared(exchange: Exchange) -> tuple[str, ...]:
         return ()
     opinions, ask = exchange.gate.opinions, exchange.selection.ask
     names = [state.unit.name for state in able(exchange)]
-    return opinions.arrived(asked_kind(exchange), ask.prompt_bytes, names, exchange.gate.now())
+    return opinions.arrived(asked_kind(exchange), ask.prompt_bytes, names, exchange.gate.now(), ask.payer)
 
 
 def unsure(exchange: Exchange) -> tuple[str, ...]:
@@ -164,4 +164,4 @@ def drop(exchange: Exchange) -> None:
     """Nothing is learnt from its doubts."""
     doubts, exchange.doubtful = exchange.doubtful, ()
     for each in doubts:
-        exchange.gate.opinions.dropped(each.unit, asked_kind(exchange))
+        exchange.gate.opinions.dropped(each.unit, asked_kind(exchange), exchange.selection.ask.payer)

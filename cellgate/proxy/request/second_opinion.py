@@ -44,6 +44,7 @@ def doubt(exchange: Exchange, what: str, body: bytes | None) -> bool:
     """
     attempt, gate, unit = exchange.in_flight(), exchange.gate, exchange.in_flight().lease.unit
     opinions, kind, now = gate.opinions, asked_kind(exchange), gate.now()
+    payer = exchange.selection.ask.payer
     attempt.doubt, attempt.is_clients = "" if body is None else what, False
     if body is not None and is_asked_for(exchange, body):
         attempt.doubt = ""
@@ -62,11 +63,11 @@ def doubt(exchange: Exchange, what: str, body: bytes | None) -> bool:
         return _end(exchange, what)
     asked = len(exchange.doubtful)
     agrees = next((each.unit for each in exchange.doubtful if each.what == what), None)
-    if agrees is not None and opinions.same(agrees, unit, kind, what, others=len(others), now=now):
+    if agrees is not None and opinions.same(agrees, unit, kind, what, len(others), now, payer):
         attempt.is_clients = True
         return _end(exchange, what)
     # What is broken is no answer to anything.
-    step = opinions.doubt(unit, kind, what, asked, now, is_broken=what == NO_TOKEN)
+    step = opinions.doubt(unit, kind, what, asked, now, payer, is_broken=what == NO_TOKEN)
     if step is Advice.HOLD:
         if body is None or what == NO_PATH:
             return _end(exchange, what)
@@ -76,7 +77,7 @@ def doubt(exchange: Exchange, what: str, body: bytes | None) -> bool:
         if step is Advice.SHOW:
             _tell(exchange, opinions.apart(unit, kind))
         else:
-            opinions.dropped(unit, kind, is_spent=False)
+            opinions.dropped(unit, kind, payer, is_spent=False)
         return _end(exchange, what)
     return True
 
@@ -87,7 +88,7 @@ def look_again(exchange: Exchange, held: HeldAnswer, now: float) -> None:
     settled = opinions.settled(first.unit, kind)
     if settled == held.settled and now < held.until:
         return
-    step = opinions.doubt(first.unit, kind, first.what, 0, now)
+    step = opinions.doubt(first.unit, kind, first.what, 0, now, exchange.selection.ask.payer)
     if step is Advice.HOLD and now < held.until:
         exchange.held = held._replace(settled=settled)
         return
@@ -163,12 +164,13 @@ def _is_too_often(exchange: Exchange, what: str) -> bool:
 
 def served(exchange: Exchange, lease: Lease) -> None:
     """A good answer begins, while doubts are about: whose word it proves wrong."""
-    opinions, kind, size = exchange.gate.opinions, asked_kind(exchange), exchange.selection.ask.prompt_bytes
+    opinions, kind, ask = exchange.gate.opinions, asked_kind(exchange), exchange.selection.ask
+    size = ask.prompt_bytes
     opinions.good(lease.unit, kind, size)
     doubts, exchange.doubtful = exchange.doubtful, ()
     for each in doubts:
         is_fault = each.what != NO_PATH
-        found = opinions.served(each.unit, lease.unit, kind, size, each.what, is_fault=is_fault)
+        found = opinions.served(each.unit, lease.unit, kind, size, each.what, ask.payer, is_fault=is_fault)
         _tell(exchange, found)
 
 

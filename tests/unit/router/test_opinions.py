@@ -21,7 +21,17 @@ from cellgate.router.known_answers import (
     why_wrong,
 )
 from cellgate.router.nouns import UNKNOWN_BUILD, Answered, AnswerToken, Build
-from cellgate.router.opinions import AGAIN, BUDGET, HANDFUL, OPINIONS_MAX, Advice, Kind, Opinions, Refusing
+from cellgate.router.opinions import (
+    AGAIN,
+    BUDGET,
+    BUDGET_OF_ALL,
+    HANDFUL,
+    OPINIONS_MAX,
+    Advice,
+    Kind,
+    Opinions,
+    Refusing,
+)
 
 CHAT, IMAGES = Kind("m", "/chat"), Kind("m", "/chat", "images")
 UNITS = ("a", "b")
@@ -171,6 +181,26 @@ def test_so_many_units_are_asked_about_one_request_and_in_vain() -> None:
     opinions = Opinions()
     advice = [opinions.doubt("a", Kind("m", f"/{n}"), "400", 0, 1.0) for n in range(20)]
     assert advice.count(Advice.ASK) == BUDGET
+
+
+def test_what_one_payer_asks_for_is_known_of_no_other_one_and_spends_nothing_of_others() -> None:
+    """Nor does it count for a unit: it may refuse all that others ask for at the same time."""
+    opinions = Opinions()
+    assert opinions.doubt("a", CHAT, "400", 0, 1.0, "masker") is Advice.ASK
+    assert opinions.same("a", "b", CHAT, "400", 0, 1.0, "masker")
+    for number in range(200):
+        opinions.arrived(CHAT, 10, UNITS, 1.0, "masker")
+        opinions.doubt("a", Kind("m", f"/{number}"), "400", 0, 1.0, "masker")
+    for _ in range(HANDFUL):
+        if opinions.doubt("a", CHAT, "400", 0, 1.0, "masker") is Advice.ASK:
+            opinions.same("a", "b", CHAT, "400", 0, 1.0, "masker")
+        assert opinions.doubt("a", CHAT, "400", 0, 1.0, "victim") in (Advice.ASK, Advice.INSIST)
+        found = opinions.served("a", "b", CHAT, 10, "400", "victim", is_fault=True)
+    assert found.is_sure
+    # All payers together have a bound as well.
+    kinds = [(Kind("m", f"/{n}"), f"payer {n}") for n in range(200)]
+    advice = [opinions.doubt("b", kind, "400", 0, 1.0, payer) for kind, payer in kinds]
+    assert advice.count(Advice.ASK) <= BUDGET_OF_ALL
 
 
 def test_a_unit_about_which_nobody_can_be_asked_is_compared_with_its_peers() -> None:
