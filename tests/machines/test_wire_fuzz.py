@@ -357,10 +357,10 @@ def seen_to_be_dropped(opinions: Opinions) -> list[str]:
     units: list[str] = []
     drop = opinions.dropped
 
-    def noted(unit: str, kind: Kind, *, is_spent: bool = True) -> None:
+    def noted(unit: str, kind: Kind, payer: str = "", *, is_spent: bool = True) -> None:
         if not is_spent:
             units.append(unit)
-        drop(unit, kind, is_spent=is_spent)
+        drop(unit, kind, payer, is_spent=is_spent)
 
     opinions.dropped = noted  # type: ignore[method-assign]
     return units
