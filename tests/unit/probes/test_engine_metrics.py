@@ -27,6 +27,7 @@ vllm:iteration_tokens_total_bucket{engine="0",le="1.0",model_name="tiny"} 77.0
 vllm:iteration_tokens_total_count{engine="0",model_name="tiny"} 70.0
 vllm:iteration_tokens_total_sum{engine="0",model_name="tiny"} 1200.0
 vllm:request_success_total{engine="0",finished_reason="abort",model_name="tiny"} 9.0
+vllm:corrupted_requests_total{engine="0",model_name="tiny"} 2.0
 process_start_time_seconds 1.75391e+09
 """
 
@@ -34,7 +35,16 @@ process_start_time_seconds 1.75391e+09
 def test_the_numbers_of_vllm_are_read() -> None:
     """A crowd that came between the question and the numbers is no work of others."""
     expected = Load(
-        "u", 100.0, 3, 2, 0.25, own_in_flight=1, progress=1270.0, sighted=True, epoch="1.75391e+09"
+        "u",
+        100.0,
+        3,
+        2,
+        0.25,
+        own_in_flight=1,
+        progress=1270.0,
+        sighted=True,
+        epoch="1.75391e+09",
+        corrupted=2.0,
     )
     assert look(EngineMetrics(), FakePatient(lambda _: reply(200, VLLM), in_flight=1)) == [expected]
     context = FakePatient(lambda _: reply(200, VLLM), in_flight=0)
@@ -127,13 +137,14 @@ sglang:full_token_usage{model_name="tiny",moe_ep_rank="0",pp_rank="0",tp_rank="0
 sglang:fwd_occupancy{model_name="tiny",moe_ep_rank="0",pp_rank="0",tp_rank="0"} NaN
 sglang:realtime_tokens_total{mode="prefill_compute",moe_ep_rank="0",pp_rank="0",tp_rank="0"} 46.0
 sglang:realtime_tokens_total{mode="decode",moe_ep_rank="0",pp_rank="0",tp_rank="0"} 17.0
+sglang:forward_execution_seconds_total{forward_mode="decode",pp_rank="0",tp_rank="0"} 0.5
 sglang:time_to_first_token_seconds_count{is_streaming="true",model_name="tiny"} 1.0
 """
 
 
 def test_a_page_of_sglang_is_read_under_both_prefixes() -> None:
     """The colon became an underscore."""
-    expected = Load("u", 1.0, 3, 1, 0.25, kv_tokens=8192, progress=128.0)
+    expected = Load("u", 1.0, 3, 1, 0.25, kv_tokens=8192, progress=128.5)
     for page in (SGLANG, SGLANG.replace(b"sglang:", b"sglang_")):
         assert scan(page, "u", 1.0, 0) == expected
 
