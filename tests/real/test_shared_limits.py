@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
+
+import pytest
 
 from cellgate.proxy.admission.limits import KeyCounts, LimitLedger
 from cellgate.proxy.config.key_file import Key, KeyRing, LimitRules, TenantRules
@@ -17,8 +19,10 @@ from cellgate.proxy.redis.commands import connector
 from cellgate.proxy.redis.reports import Names
 from cellgate.proxy.redis.sharing import SharedLimits
 from cellgate.router.nouns import Ask
-from tests.real.redis_server import RedisServer
-from tests.wire.stage import live, until
+from loadtests.kit.redis_group import Cluster, Sentinels
+from loadtests.kit.waiting import wait_until
+from tests.real.redis_server import RedisServer, cluster, sentinels
+from tests.wire.stage import live, live_for, until
 
 GATES, LIMIT, TOKENS = 3, 10_000, 50
 ASK = Ask(model="m", tenant="t")
@@ -28,13 +32,13 @@ TURN_S, TURNS = 0.01, 150
 
 
 class Gate:
-    """What a gate has of limits. Its clock stands still, so that a minute does not end."""
+    """What a gate has of limits. Its clock stands still at `at`, so that a minute does not end."""
 
     def __init__(self, url: str, at: float) -> None:
         self.at = at
         self.passed = 0
         self.told: list[str] = []
-        self.ledger = LimitLedger(lambda: at, KeyCounts(frozenset), None)
+        self.ledger = LimitLedger(lambda: self.at, KeyCounts(frozenset), None)
         self.ledger.take(RING)
         connect = connector(RedisAccess(url))
         self.sharing = SharedLimits(
@@ -115,3 +119,49 @@ async def test_a_frozen_redis_costs_no_request(tmp_path: Path) -> None:
             assert [gate.passed for gate in gates] == [TOKENS] * GATES
             assert [gate.told for gate in gates] == [["limits_alone"]] * GATES
             redis.thaw()
+
+
+@live_for(60.0)
+@pytest.mark.parametrize("made", [sentinels, cluster])
+async def test_after_a_fail_over_the_next_minute_is_exact_and_why_was_said_once(
+    tmp_path: Path, made: Callable[[Path, ExitStack], Sentinels | Cluster]
+) -> None:
+    """The server that has the counter is killed in a burst. One request more than the limit may pass."""
+    with ExitStack() as stack:
+        group = await asyncio.to_thread(made, tmp_path, stack)
+        async with sharing(group.url) as gates:
+            await flood(gates, 5, 5, 5)
+            assert 0.98 * LIMIT <= passed_of(gates) <= LIMIT + TOKENS
+            next_minute(gates)
+            burst = asyncio.create_task(flood(gates, 5, 5, 5))
+            await asyncio.sleep(5 * TURN_S)
+            await asyncio.to_thread(fail_over, group)
+            await burst
+            await until(lambda: all(len(gate.told) == 2 for gate in gates))
+            assert passed_of(gates) <= GATES * LIMIT
+            next_minute(gates)
+            await flood(gates, 5, 5, 5)
+            assert 0.98 * LIMIT <= passed_of(gates) <= LIMIT + TOKENS
+            assert [gate.told for gate in gates] == [["limits_alone", "limits_shared"]] * GATES
+
+
+def passed_of(gates: list[Gate]) -> int:
+    """What has passed at all of them since the last minute."""
+    return sum(gate.passed for gate in gates)
+
+
+def next_minute(gates: list[Gate]) -> None:
+    """Each window of a minute ends."""
+    for gate in gates:
+        gate.at, gate.passed = gate.at + 60.0, 0
+
+
+def fail_over(group: Sentinels | Cluster) -> None:
+    """Kill the server that has the counter, and wait until another one has its place."""
+    if isinstance(group, Sentinels):
+        group.primary.kill()
+        assert wait_until(group.failed_over, 20.0, 0.01)
+        return
+    node = next(node for node in group.nodes[:3] if node.do("KEYS", "*limit:*"))
+    node.kill()
+    assert wait_until(lambda: group.serves_without(node), 20.0, 0.01)

@@ -425,12 +425,15 @@ class SharedLimits:
         self._note(shares=True)
 
     def _due(self, gates: int) -> Iterator[_Due]:
-        """The limits to be looked at now."""
+        """The limits to be looked at now: all where they were not shared, because that a server answers says
+        nothing of those that have the counters.
+        """
+        looks_at_all = self._was_shared is False or self._beats % QUIET_BEATS == 0
         for counter, meter in self._ledger.running():
             if not meter.spent and not meter.taken:
                 continue
             amount = meter.to_take(gates)
-            if amount or self._beats % QUIET_BEATS == 0:
+            if amount or looks_at_all:
                 yield _Due(counter, meter, amount, meter.begins_at, meter.ends_at)
 
     def _note(self, *, shares: bool, why: str = "") -> None:
