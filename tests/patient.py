@@ -111,10 +111,14 @@ class FakePatient:
     def received(self) -> None:
         self.heard_count += 1
 
+    @property
+    def is_calm(self) -> bool:
+        return self.rests > 1.0
+
     def rest(self, at: float) -> float:
         return self.rests
 
-    def asks(self) -> None:
+    def asks(self, at: float) -> None:
         """Nothing keeps it."""
 
     def wake(self) -> None:

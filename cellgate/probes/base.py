@@ -175,13 +175,16 @@ class ProbeContext(Protocol):
     def verdict(self) -> Verdict: ...
     @property
     def in_flight(self) -> int: ...
-    def rest(self, at: float) -> float:
-        """How many times as long as usual the pause that began then may be: more than 1 of an idle unit of a
-        large fleet.
-        """
+    @property
+    def is_calm(self) -> bool:
+        """Whether it may rest: only an idle unit of a large fleet may."""
         ...
 
-    def asks(self) -> None:
+    def rest(self, at: float) -> float:
+        """How many times as long as usual the pause that began then may be; 1 of a unit that is not calm."""
+        ...
+
+    def asks(self, at: float) -> None:
         """Record that something is asked of the unit, or of a node of it."""
         ...
 
@@ -359,6 +362,8 @@ def rested_s(context: ProbeContext, fetch: Fetch, last_at: float, pause_s: float
     """The pause of a probe that asked by `fetch` at `last_at`: longer while its unit rests and a connection
     is held.
     """
+    if not context.is_calm:
+        return pause_s
     rest = context.rest(last_at)
     return pause_s if rest <= 1.0 or not fetch.is_held else max(pause_s, min(rest * pause_s, REST_MAX_S))
 

@@ -205,6 +205,8 @@ class HttpProbe(NodePage):
 
     def due_at(self, context: ProbeContext, last_at: float) -> float:
         """One period after the last look; later while its unit rests."""
+        if not context.is_calm:
+            return last_at + self.period_s
         page: PageGet | None = context.notes.get(_PAGE_NOTE)
         pause_s = self.period_s
         return last_at + (pause_s if page is None else rested_s(context, page.fetch, last_at, pause_s))
@@ -215,7 +217,7 @@ class HttpProbe(NodePage):
         if page is None:
             root, target = split_url(self.url)
             context.notes[_PAGE_NOTE] = page = PageGet(context.net.fetch(root), target, self.timeout_s)
-        if context.rest(context.now()) > 1.0:
+        if context.is_calm and context.rest(context.now()) > 1.0:
             page.fetch.hold(context.wake)
         return page
 

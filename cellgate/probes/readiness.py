@@ -84,6 +84,8 @@ class Readiness:
         """One period after the last run, or after the last answer to another probe."""
         if context.verdict is not Verdict.UP:
             return last_at + self.period_s
+        if not context.is_calm:
+            return min(max(last_at, context.answered_at) + self.period_s, last_at + self.answered_s)
         pause_s, fetch = self.period_s, context.fetch
         due = max(last_at, context.answered_at) + rested_s(context, fetch, last_at, pause_s)
         return min(due, last_at + rested_s(context, fetch, last_at, self.answered_s))
@@ -91,7 +93,7 @@ class Readiness:
     def page(self, context: ProbeContext) -> PageGet:
         """The path that is known to exist, or the first."""
         path = _paths(context)[0]
-        if context.rest(context.now()) > 1.0:
+        if context.is_calm and context.rest(context.now()) > 1.0:
             context.fetch.hold(context.wake)
         context.notes[_ASKED_NOTE] = path, context.now() + self.timeout_s
         return PageGet(context.fetch, path, self.timeout_s)

@@ -96,6 +96,11 @@ class Runner:
         self._last_at = -math.inf
         self._is_blind = False
 
+    @property
+    def probe_name(self) -> str:
+        """The name of its probe."""
+        return self._probe.name
+
     def start(self) -> None:
         """Run the probe until it is stopped."""
         self._wait()
@@ -174,11 +179,10 @@ class Runner:
         pause_s = due_at - now
         if 0.0 < pause_s <= RARE_S:
             if not self._nudged:
-                most_s = (
-                    min(JITTER * pause_s, JITTER_MAX_S)
-                    if self.context.rest(self._last_at) <= 1.0
-                    else REST_JITTER * pause_s
-                )
+                if self.context.is_calm and self.context.rest(self._last_at) > 1.0:
+                    most_s = REST_JITTER * pause_s
+                else:
+                    most_s = min(JITTER * pause_s, JITTER_MAX_S)
                 due_at -= most_s * self._rng.random()
         elif pause_s < 0.0:
             due_at = now
@@ -200,7 +204,7 @@ class Runner:
             return
         self._nudged = self._overdue = self._was_late = False
         self._last_at = self.looks_since = self._now()
-        self.context.asks()
+        self.context.asks(self._last_at)
         self._running[self] = None
         if self._page_probe is not None:
             self._ask(self._page_probe)

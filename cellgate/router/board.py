@@ -713,7 +713,7 @@ class Learning:
         """Learn, if it is due. To be called before costs are computed."""
         guesses = self._guesses
         if len(states) <= AT_ONCE:
-            guesses = sum(len(state.costs.guessed()) for state in states)
+            guesses = sum([state.costs.guesses() for state in states])
         every_s = PEERS_S if len(states) <= SMALL else USUAL_S
         if now - self._at >= every_s or guesses < self._guesses:
             _watch(states)

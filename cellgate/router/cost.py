@@ -230,7 +230,8 @@ def cost_terms(units: Sequence[Facts], rules: CostRules, usual: Usual | None = N
     all of it.
     """
     usual = usual or usual_of(units, rules)
-    return [_terms_of(facts, usual.report, _written(facts, usual), rules) for facts in units]
+    others = _waiting_tokens(usual.report, rules)
+    return [_terms_of(facts, usual.report, others, _written(facts, usual), rules) for facts in units]
 
 
 def terms(
@@ -321,14 +322,15 @@ def _written(facts: Facts, usual: Usual) -> float:
     return facts.written_tokens / (facts.kv_tokens or 1 if usual.is_sized else 1) / usual.written
 
 
-def _terms_of(facts: Facts, usual: OtherLoad, written: float, rules: CostRules) -> CostTerms:
-    rates, own = facts.rates, facts.report or usual
-    trust = _trust(own.age_s, rules) if facts.report is not None else 0.0
-    belief = _trust(own.age_s - rules.fresh_s, rules) if facts.report is not None else 0.0
+def _terms_of(facts: Facts, usual: OtherLoad, others: float, written: float, rules: CostRules) -> CostTerms:
+    """`others` are the tokens that wait at a usual unit."""
+    rates, own, trust, belief = facts.rates, facts.report or usual, 0.0, 0.0
+    if facts.report is not None:
+        trust, late_s = _trust(own.age_s, rules), own.age_s - rules.fresh_s
+        belief = _trust(late_s, rules) if late_s > 0.0 else 1.0
     base_s, sequence_s = rates.steps.reckoned
     tokens_s = rates.prefill_tokens_s.reckoned
-    tokens, others = _waiting_tokens(own, rules), _waiting_tokens(usual, rules)
-    errors = facts.error_share
+    tokens, errors = _waiting_tokens(own, rules), facts.error_share
     return CostTerms(
         tokens_s=tokens_s,
         token_s=1.0 / tokens_s,

@@ -152,6 +152,16 @@ class CostModel:
         }
         return [name for name, seen in known.items() if not seen]
 
+    def guesses(self) -> int:
+        """How many these are."""
+        rates = self.rates
+        seen = 1 if rates.prefill_tokens_s.seen else 0
+        if rates.steps.seen:
+            seen += 1
+        if rates.latency.seen:
+            seen += 1
+        return 4 - seen - (1 if rates.bytes_per_token.seen else 0)
+
     def backlog_s(self, now: float) -> float:
         """Seconds of this gate's prompts that the unit has to compute; 0 until its rate was measured."""
         if not self.is_sure():

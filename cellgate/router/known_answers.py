@@ -97,6 +97,9 @@ def is_same(one: AnswerTokens, other: AnswerTokens, tolerance: float) -> bool:
     """Whether both are one answer, up to rounding. No answer is like nothing."""
     if not one or not other:
         return False
+    if one == other and one is not other:
+        # As most are; where both are one object it may have numbers that are none.
+        return True
     for a, b in zip(one, other, strict=False):
         if a.token != b.token:
             # The rest follows from this token, so it says nothing.

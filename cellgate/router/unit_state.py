@@ -64,6 +64,12 @@ class InRotation:
         self._restart_suspected_at = -1.0
         self._up_since = 0.0
         self.on_change: Callable[[], None] = _nobody
+        self._is_in = case.verdict in USABLE
+        """UP or SUSPECT, not on hold and not drained."""
+
+    def _change(self) -> None:
+        self._is_in = self._case.verdict in USABLE and self._hold is None and not self._drained
+        self.on_change()
 
     @property
     def case(self) -> Case:
@@ -76,7 +82,7 @@ class InRotation:
         self._case = case
         self.is_healthy_unchanged = ignores_good_evidence(case)
         if is_other:
-            self.on_change()
+            self._change()
 
     @property
     def drained(self) -> bool:
@@ -86,7 +92,7 @@ class InRotation:
     @drained.setter
     def drained(self, drained: bool) -> None:
         self._drained = drained
-        self.on_change()
+        self._change()
 
     @property
     def hold(self) -> Hold | None:
@@ -96,7 +102,7 @@ class InRotation:
     @hold.setter
     def hold(self, hold: Hold | None) -> None:
         self._hold = hold
-        self.on_change()
+        self._change()
 
     @property
     def restart_suspected_at(self) -> float:
@@ -132,7 +138,7 @@ class InRotation:
         """True when the unit may get new requests: it is UP or SUSPECT, not on hold, not drained, not
         removed.
         """
-        return self._case.verdict in USABLE and self._hold is None and not self._drained and not self.retired
+        return self._is_in and not self.retired
 
     def steady_at(self, slow_start_s: float) -> float:
         """From when on no other goes before it: not while it is SUSPECT, or in slow start."""
@@ -189,7 +195,8 @@ class UnitState(InRotation):
     """By node and source."""
     answered_at: float
     asked_at: float
-    """When it, or a node of it, was first asked something since the last answer; inf: all is answered."""
+    """When it, or a node of it, was first asked something since the last answer; inf: all is answered, -inf:
+    it has never answered."""
     calm_since: float
     """Since when a unit of a large fleet has rested; inf: it does not (see attention.py)."""
     """When anything of it last answered."""

@@ -234,8 +234,9 @@ class GateProcess:
         self.wait_up()
 
     def wait_up(self) -> None:
-        """Return when every unit is up. Raises RuntimeError when that takes more than 60 s."""
-        if not wait_until(lambda: all(unit["verdict"] == "up" for unit in self.units()), _UP_TIMEOUT_S):
+        """Return when every unit is up. Raises RuntimeError after 60 s, and 0.1 s more for each unit."""
+        timeout_s = _UP_TIMEOUT_S + 0.1 * len(self.units())
+        if not wait_until(lambda: all(unit["verdict"] == "up" for unit in self.units()), timeout_s):
             raise RuntimeError(f"the units are not all up; the gate said:\n{processes.tail(self.log)}")
 
     def _ask(self, path: str, body: bytes | None = None) -> Reply:

@@ -31,13 +31,16 @@ from tests.cost.bench import Wire, counted
 from tests.sim.loop import SimLoop
 from tests.sim.network import Network
 
-UNITS = 60
-"""A fleet in which idle units are asked as often as others: larger ones have them rest."""
-SETTLE_S = 40.0
+UNITS, MEASURED = 60, 3_240
+"""A fleet in which idle units are asked as often as others, and the bytecodes of a look in the mean, with the
+clocks of its units."""
+MANY, MEASURED_OF_MANY = 80, 2_570
+"""The same of one where idle units begin to rest. Later there are ever fewer looks ..."""
+A_SECOND = 3_580
+"""... and these are the bytecodes of a unit a second, when they have rested for 30 s (8,444 without rest)."""
+SETTLE_S, BEGUN_S = 40.0, 6.0
 FOR_S = 2.5
 ANSWERS_S = 0.001
-MEASURED = 3_240
-"""Bytecodes of a look, in the mean of an idle fleet, the clocks of its units among them."""
 MARGIN = 1.1
 
 _OURS = re.compile("/cellgate/(probes|proxy|router)/")
@@ -105,9 +108,9 @@ def unit_of_four(number: int) -> Unit:
     return Unit(f"u{number}", "c", f"http://u{number}", nodes=(Node("n", Role.LEADER), *followers))
 
 
-async def up(loop: SimLoop) -> Plane:
+async def up(loop: SimLoop, units: int, settle_s: float) -> Plane:
     """A plane whose units are all up and idle."""
-    fleet = Fleet((Cell("c"),), tuple(unit_of_four(number) for number in range(UNITS)))
+    fleet = Fleet((Cell("c"),), tuple(unit_of_four(number) for number in range(units)))
     ticker, events = Ticker(loop), EventLog(lambda: 0.0, 2, lambda *_: None)
     plane = Plane(Settings(fleet), loop, random.Random(1), ticker, events=events)
     nobody = SimpleNamespace(connections=dict, is_full=bool, seen_until=lambda now: now)
@@ -115,12 +118,14 @@ async def up(loop: SimLoop) -> Plane:
     ticker.looks.append(plane.reach.tick)
     plane.begin()
     ticker.start()
-    await asyncio.sleep(SETTLE_S)
+    await asyncio.sleep(settle_s)
     assert {state.case.verdict for state in plane.board} == {Verdict.UP}
     return plane
 
 
-def watched(for_s: float) -> tuple[Counter[CodeType], int, list[object]]:
+def watched(
+    for_s: float = FOR_S, units: int = UNITS, settle_s: float = SETTLE_S
+) -> tuple[Counter[CodeType], int, list[object]]:
     """What an idle fleet costs in so many seconds: bytecodes, looks, and what is left to the collector."""
     loop = SimLoop()
     network = AnsweringNetwork(loop)
@@ -128,7 +133,7 @@ def watched(for_s: float) -> tuple[Counter[CodeType], int, list[object]]:
     garbage: list[object] = []
 
     async def main() -> tuple[Counter[CodeType], int]:
-        plane = await up(loop)
+        plane = await up(loop, units, settle_s)
         gc.collect()
         network.asked.clear()
         with counted() as counts:
@@ -150,7 +155,7 @@ def watched(for_s: float) -> tuple[Counter[CodeType], int, list[object]]:
 
 @pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="the budget is in bytecodes of CPython 3.11")
 def test_a_look_costs_no_more_than_it_did_and_leaves_nothing_to_the_collector() -> None:
-    counts, looks, garbage = watched(FOR_S)
+    counts, looks, garbage = watched()
     assert looks > 4.0 * UNITS * FOR_S
     ours = [(n, code) for code, n in counts.items() if _OURS.search(code.co_filename)]
     dear = "\n".join(f"{n / looks:8.1f}  {c.co_qualname}" for n, c in sorted(ours, key=lambda x: -x[0])[:15])
@@ -158,3 +163,15 @@ def test_a_look_costs_no_more_than_it_did_and_leaves_nothing_to_the_collector() 
     print(f"{each:.0f} bytecodes a look")
     assert each <= MARGIN * MEASURED, f"{each:.0f} bytecodes, most of them here:\n{dear}"
     assert not garbage, Counter(type(thing).__name__ for thing in garbage).most_common(5)
+
+
+@pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="the budget is in bytecodes of CPython 3.11")
+def test_a_look_at_many_units_costs_less_and_an_idle_unit_costs_ever_less() -> None:
+    for settle_s in (BEGUN_S, SETTLE_S):
+        counts, looks, _ = watched(units=MANY, settle_s=settle_s)
+        ours = sum(n for code, n in counts.items() if _OURS.search(code.co_filename))
+        print(f"{ours / looks:.0f} bytecodes a look, {ours / MANY / FOR_S:.0f} a unit a second")
+        if settle_s == BEGUN_S:
+            assert looks > 3.5 * MANY * FOR_S
+            assert ours / looks <= MARGIN * MEASURED_OF_MANY
+    assert ours / MANY / FOR_S <= MARGIN * A_SECOND

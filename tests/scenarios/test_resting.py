@@ -63,7 +63,7 @@ async def test_idle_units_are_asked_ever_more_rarely_and_at_once_when_they_get_a
         (Engine.die, REFUSED_S),
         (partial(kill, rank=1), TWICE_S),
         (partial(stop, rank=1), PROMISE_S),
-        (ill, REST_MAX_S + TWICE_S),
+        (ill, REST_MAX_S - 1.0 + TWICE_S),
     ],
     ids=["the leader is gone", "a follower is gone", "a follower is frozen", "a page says that it is ill"],
 )
@@ -75,6 +75,10 @@ def test_what_befalls_a_unit_that_rests_is_found_in_time(
 
     async def scenario() -> None:
         await calm(stage)
+        if hurt is ill:
+            read = stage.engines["a"].nodes[1].read_at
+            before = len(read)
+            await stage.until(lambda: len(read) > before, 2.0 * REST_MAX_S)
         hurt(stage.engines["a"])
         await stage.until(lambda: stage.verdict("a") is Verdict.DOWN, limit_s)
         assert stage.all_up() or [event["unit"] for event in stage.told("flip")].count("b") == 1

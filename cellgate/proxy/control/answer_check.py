@@ -190,6 +190,9 @@ class AnswerCheck:
         out = {state.unit.name for state in self._out() if state.unit.cell == cell}
         for unit, state in group.items():
             record = records[unit]
+            if not record.differing and unit not in out and unit not in self._reported:
+                # As nearly all are, each time.
+                continue
             if unit in out:
                 if unit == answered.unit and is_right(unit, records, out, tolerance):
                     self._clear(state, now)
@@ -261,6 +264,8 @@ def _are_comparable(one: UnitState, other: UnitState) -> bool:
     """Whether both run the same. After a restart that is unknown at first, and a unit that was wrong must not
     return because of that.
     """
+    if one.engine == other.engine and one.build.key == other.build.key:
+        return True
     engines, builds = {one.engine, other.engine}, {one.build.key, other.build.key}
     if one.is_out_for_answers() or other.is_out_for_answers():
         engines.discard("")

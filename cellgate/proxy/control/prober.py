@@ -250,11 +250,8 @@ class Prober:
     def unanswered(self, probe: str, for_s: float, now: float) -> list[str]:
         """The units where a run of this probe has taken so long."""
         began = now - for_s
-        return [
-            name
-            for name, runners in self._runners.items()
-            if (runner := runners.get(probe)) is not None and runner.looks_since <= began
-        ]
+        late = [runner for runner in self._running if runner.looks_since <= began]
+        return [runner.context.unit.name for runner in late if runner.probe_name == probe]
 
     def unheard(self, for_s: float, now: float) -> list[UnitState]:
         """The units that have not answered a probe for so long."""
@@ -398,12 +395,16 @@ class UnitContext:
     def in_flight(self) -> int:
         return self.unit_state.in_flight
 
+    @property
+    def is_calm(self) -> bool:
+        return self.unit_state.calm_since < inf
+
     def rest(self, at: float) -> float:
         return rest(self.unit_state, at)
 
-    def asks(self) -> None:
-        if abs(self.unit_state.asked_at) == inf:
-            self.unit_state.asked_at = self.now()
+    def asks(self, at: float) -> None:
+        if self.unit_state.asked_at == inf:
+            self.unit_state.asked_at = at
 
     def wake(self) -> None:
         self.attention.note(self.unit_state, self.now() + STAYS_S)

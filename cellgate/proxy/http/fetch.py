@@ -222,20 +222,21 @@ class _Waiting:
         fresh: bool,
         tell: Callable[[Reply | FetchError], None],
     ) -> None:
-        now = fetch.now()
-        fresh_s = (FRESH_POST_S if body else FETCH_FRESH_S) * (FRESH_HELD if fetch.is_held else 1.0)
+        now, held = fetch.now(), fetch.held
+        fresh_s, conn = FRESH_POST_S if body else FETCH_FRESH_S, None
+        if held is not None and held.is_open:
+            fresh_s *= FRESH_HELD
         is_fresh = fresh or now - fetch.fresh_at >= fresh_s
         self._fetch = fetch
         self._page = page
         self._tell: Callable[[Reply | FetchError], None] | None = tell
         self._is_over = False
-        held = None if fetch.held is None or is_fresh else fetch.held.take()
         self._fresh_at = now if is_fresh else 0.0
-        if held is not None and fetch.held is not None:
-            self._fresh_at = max(fetch.fresh_at, fetch.held.opened_at)
+        if held is not None and not is_fresh and (conn := held.take()) is not None:
+            self._fresh_at = max(fetch.fresh_at, held.opened_at)
         self._due = fetch.deadlines.at(now + timeout_s, self._expire)
         self._call = Call(self, fetch.pool, page.head, body, max_bytes=max_bytes, usual=page.usual)
-        self._call.begin(fresh=is_fresh, held=held)
+        self._call.begin(fresh=is_fresh, held=conn)
 
     def answered(self, status: int, body: bytes) -> None:
         fetch, call = self._fetch, self._call
