@@ -141,7 +141,9 @@ class App:
         self._agent = HaproxyAgent(
             plane.board, plane.now, plane.is_stopping, plane.peers.trusts, plane.balancers
         )
-        garbage = Garbage(plane.now(), lambda: not plane.board.in_flight)
+        garbage = Garbage(
+            plane.now(), lambda: not plane.board.in_flight, lambda: plane.front.connections().get("client", 0)
+        )
         plane.ticker.looks += [tls.tick, self._look_at_secrets, garbage.tick]
         self._kv_events_begin: asyncio.Task[None] | None = None
         if "kv_events" in EXTRAS and all(map(find_spec, KV_EVENTS_PACKAGES)):

@@ -23,7 +23,7 @@ SMALL = 64
 """So many units are looked at on each tick."""
 ROUND_TICKS = 1000
 """Four minutes."""
-USUAL_S = 10.0
+USUAL_S = 30.0
 """What is usual of all units of a large fleet is looked at so often."""
 REST_PART = 0.125
 """A unit that is not looked at rests: between two questions so much of the time passes that it has rested."""

@@ -19,12 +19,12 @@ from math import inf
 from typing import NamedTuple
 
 from cellgate.router import outliers
-from cellgate.router.attention import SMALL, STAYS_S, USUAL_S, Attention
+from cellgate.router.attention import STAYS_S, USUAL_S, Attention
 from cellgate.router.cost import COSTS, Expected, cost_terms, usual_of
 from cellgate.router.cost_model import ALL_BLOCKS, RemoteLoad, expected_s
 from cellgate.router.departures import leavers
 from cellgate.router.judge import ANSWER_SOURCE, STALL_SOURCE, judge, open_case
-from cellgate.router.learning import JOINED_S, AnswerLengths, Peer, learn_of_peers
+from cellgate.router.learning import JOINED_S, AnswerLengths, Peer, learn_of_peers, learning_of_peers
 from cellgate.router.nouns import (
     UNKNOWN_BUILD,
     Ask,
@@ -102,6 +102,8 @@ class Board:
         self._out: dict[str, UnitState] = {}
         """Units that went DOWN with requests."""
         self._learning = Learning()
+        self._best: dict[str, tuple[UnitState | None, float]] = {}
+        """By pool: the unit that made progress last, and when that was looked for."""
 
     def __iter__(self) -> Iterator[UnitState]:
         return iter(self.units.values())
@@ -260,7 +262,7 @@ class Board:
 
     def update_costs(self, now: float) -> None:
         """Recompute the slow parts of the cost of each unit, and what units take over from peers."""
-        self._learning.tick(self.units.values(), now)
+        self._learning.tick(self.attention, now)
         foresee(self.attention, self.remote_load, now)
 
     def set_models(self, models: Models) -> None:
@@ -298,12 +300,21 @@ class Board:
         """Whether no other unit of its pool does better than one that shows nothing: there is none in
         rotation, or they show nothing either. One without requests must have answered a canary since.
         """
-        for other in self.peers(state):
-            if other.progress_at <= state.quiet_since + JOINED_S:
-                continue
-            if not other.leases or now - other.quiet_since < self.rules.silent_min_s:
-                return False
-        return True
+        pool, since = self.pools.of_unit(state.unit.name), state.quiet_since + JOINED_S
+        best, looked_at = self._best.get(pool, (None, -inf))
+        if (best is None or not self._does_better(best, since, now)) and looked_at < now:
+            # All silent units of a pool share one walk on a tick, and most need none.
+            names = (name for name in self.units if self.pools.has(pool, name))
+            better = [o for o in map(self.units.__getitem__, names) if self._does_better(o, -inf, now)]
+            best = max(better, key=lambda other: other.progress_at, default=None)
+            self._best[pool] = best, now
+        return best is None or not self._does_better(best, since, now)
+
+    def _does_better(self, state: UnitState, since: float, now: float) -> bool:
+        """Whether it is in rotation, has made progress since, and is not silent itself."""
+        if not (state.progress_at > since and state.is_usable()):
+            return False
+        return not state.leases or now - state.quiet_since < self.rules.silent_min_s
 
     def learn_pause(self, state: UnitState, pause_s: float, at: float) -> None:
         """A unit has gone on by itself after so long: it and its peers may do so again."""
@@ -457,6 +468,7 @@ class Board:
 
     def _pool(self) -> None:
         self.pools = Pools((name, state.models) for name, state in self.units.items())
+        self._best = {}
         self.adapters = frozenset(name for state in self for name in state.adapters.bases)
 
     def _panics(self, state: UnitState, now: float) -> bool:
@@ -692,6 +704,8 @@ def down_cause(before: Case, evidence: Evidence, health: Evidence | None) -> Dow
 
 PEERS_S = 1.0
 """How often units take over estimates from their peers."""
+NEW_RATES_S, ROUND_S = 10.0, 240.0
+"""The same in a large fleet: where rates of some are new, and where none are."""
 AT_ONCE = 64
 """Up to so many units, costs are computed again whenever one comes up. When the units of a larger fleet come
 up together, that would take the loop for seconds: they wait for the next tick.
@@ -701,25 +715,49 @@ up together, that would take the loop for seconds: they wait for the next tick.
 class Learning:
     """Has units take over estimates from peers, once in PEERS_S seconds; and at once when another rate of a
     unit was measured at all: beside that, the guesses for the others may be ten times off, and the rest of a
-    burst would go to this one.
+    burst would go to this one. In a large fleet rates that were measured for the first time are looked for
+    every NEW_RATES_S seconds, and otherwise units learn as often as they take turns, some on each tick.
     """
 
     def __init__(self) -> None:
-        self._at = 0.0
+        self._at = self._look_at = -inf
         self._guesses = 0
         """How many rates of units were never measured, the last time."""
+        self._going_on: Iterator[None] | None = None
+        """In a large fleet: what is left of it."""
 
-    def tick(self, states: Collection[UnitState], now: float) -> None:
+    def tick(self, watched: Attention, now: float) -> None:
         """Learn, if it is due. To be called before costs are computed."""
-        guesses = self._guesses
-        if len(states) <= AT_ONCE:
-            guesses = sum([state.costs.guesses() for state in states])
-        every_s = PEERS_S if len(states) <= SMALL else USUAL_S
-        if now - self._at >= every_s or guesses < self._guesses:
+        states = watched.fleet.values()
+        if watched.is_large:
+            self._tick_of_many(watched, now)
+            return
+        guesses = sum([state.costs.guesses() for state in states])
+        if now - self._at >= PEERS_S or guesses < self._guesses:
             _watch(states)
-            learn_of_peers([_peer(state) for state in states], now - self._at)
+            learn_of_peers([_peer(state) for state in states], now - max(self._at, 0.0))
             self._at = now
         self._guesses = guesses
+
+    def _tick_of_many(self, watched: Attention, now: float) -> None:
+        if self._going_on is not None:
+            if next(self._going_on, self) is self:
+                self._going_on = None
+            return
+        if now < self._look_at:
+            return
+        self._look_at = now + NEW_RATES_S
+        _watch(watched.units)
+        new = [state.costs for state in watched.units if state.costs.guesses() != state.costs.guesses_told]
+        for costs in new:
+            costs.guesses_told = costs.guesses()
+        if new or now - self._at >= ROUND_S:
+            is_first, elapsed_s, self._at = self._at == -inf, now - max(self._at, 0.0), now
+            peers = [_peer(state) for state in watched.fleet.values()]
+            if is_first:
+                learn_of_peers(peers, elapsed_s)
+            else:
+                self._going_on = learning_of_peers(peers, elapsed_s)
 
 
 def _peer(state: UnitState) -> Peer:

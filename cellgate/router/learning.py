@@ -15,7 +15,7 @@ In this order: `Steps`, `Latency`, `StepTimes`, `Peer`, `AnswerLengths`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from itertools import accumulate
 from math import exp, inf, log, sqrt
 from operator import sub
@@ -609,6 +609,7 @@ LEARNING_LEAST = 1e-6
 """A unit is taken to be at least so many times as fast as the fastest."""
 
 _Rate = TypeVar("_Rate", Estimate, Latency, Steps)
+T = TypeVar("T")
 
 
 class Peer(NamedTuple):
@@ -623,17 +624,29 @@ _Fast = tuple[float, Rates]
 """How many times as fast as the fastest a unit is taken to be, as long as nothing is known."""
 
 
+PEERS_AT_ONCE = 64
+"""So many units learn between two pauses."""
+
+
 def learn_of_peers(units: Sequence[Peer], elapsed_s: float) -> None:
     """Have units guess what units of their kind have seen, or all; and what they saw themselves fade a
     little.
     """
+    for _ in learning_of_peers(units, elapsed_s):
+        pass
+
+
+def learning_of_peers(units: Sequence[Peer], elapsed_s: float) -> Iterator[None]:
+    """The same with pauses, for many units."""
     keep = 0.5 ** (elapsed_s / FADE_S)
     most = max((unit.weight for unit in units), default=1.0)
     kinds: dict[Hashable, list[_Fast]] = {}
-    for kind, weight, rates in units:
-        kinds.setdefault(kind, []).append((max(weight / most, LEARNING_LEAST), rates))
-        for estimate in (rates.prefill_tokens_s, rates.bytes_per_token, rates.steps):
-            estimate.fade(keep)
+    for some in _some(units):
+        for kind, weight, rates in some:
+            kinds.setdefault(kind, []).append((max(weight / most, LEARNING_LEAST), rates))
+            for estimate in (rates.prefill_tokens_s, rates.bytes_per_token, rates.steps):
+                estimate.fade(keep)
+        yield
     everyone = [unit for kind in kinds.values() for unit in kind]
     for units_of_kind in kinds.values():
         if weights_fit(units_of_kind):
@@ -641,10 +654,14 @@ def learn_of_peers(units: Sequence[Peer], elapsed_s: float) -> None:
             for unit in units_of_kind:
                 weights.setdefault(unit[0], []).append(unit)
             for peers in weights.values():
-                _guess(peers, units_of_kind, everyone)
+                yield from _guess(peers, units_of_kind, everyone)
         else:
             peers = [(1.0, rates) for _, rates in units_of_kind]
-            _guess(peers, everyone)
+            yield from _guess(peers, everyone)
+
+
+def _some(units: Sequence[T]) -> Iterator[Sequence[T]]:
+    return (units[at : at + PEERS_AT_ONCE] for at in range(0, len(units), PEERS_AT_ONCE))
 
 
 def weights_fit(units: Sequence[tuple[float, Rates]]) -> bool:
@@ -675,7 +692,7 @@ def _middle(values: Sequence[float]) -> float:
     return sqrt(below * above) if below != above else below
 
 
-def _guess(peers: Sequence[_Fast], *others: Sequence[_Fast]) -> None:
+def _guess(peers: Sequence[_Fast], *others: Sequence[_Fast]) -> Iterator[None]:
     """Set what is usual for each of `peers`, and what stands for its rates until there are some: what these
     have seen, or else the first of `others` that have seen any. All of them contain those before them.
     """
@@ -693,23 +710,28 @@ def _guess(peers: Sequence[_Fast], *others: Sequence[_Fast]) -> None:
 
     tokens_s = usual(lambda rates: rates.prefill_tokens_s, lambda rate: rate.value, 1)
     base_s = usual(lambda rates: rates.steps, lambda steps: steps.base_s, -1)
+    yield
     plain_tokens_s = usual(lambda rates: rates.plain_tokens_s, lambda rate: rate.value, 1)
     step_share = usual(lambda rates: rates.steps, lambda steps: steps.share)
+    yield
     token_bytes = usual(lambda rates: rates.bytes_per_token, lambda size: size.value)
     latency_s = usual(lambda rates: rates.latency, lambda latency: latency.value)
-    for times, rates in peers:
-        if tokens_s is not None:
-            rates.prefill_tokens_s.guess(tokens_s * times)
-        else:
-            rates.prefill_tokens_s.presume(times * _by_plain(rates.plain_tokens_s, plain_tokens_s, times))
-        if base_s is not None and step_share is not None:
-            rates.steps.guess(base_s / times, step_share)
-        else:
-            rates.steps.presume(times)
-        if token_bytes is not None:
-            rates.bytes_per_token.guess(token_bytes)
-        if latency_s is not None:
-            rates.latency.guess(latency_s)
+    yield
+    for some in _some(peers):
+        for times, rates in some:
+            if tokens_s is not None:
+                rates.prefill_tokens_s.guess(tokens_s * times)
+            else:
+                rates.prefill_tokens_s.presume(times * _by_plain(rates.plain_tokens_s, plain_tokens_s, times))
+            if base_s is not None and step_share is not None:
+                rates.steps.guess(base_s / times, step_share)
+            else:
+                rates.steps.presume(times)
+            if token_bytes is not None:
+                rates.bytes_per_token.guess(token_bytes)
+            if latency_s is not None:
+                rates.latency.guess(latency_s)
+        yield
 
 
 def _by_plain(rate: Estimate, usual: float | None, times: float) -> float:

@@ -18,12 +18,15 @@ from math import inf
 from typing import NamedTuple
 
 from cellgate.router.cost_model import BLOCK_BYTES
+from cellgate.router.learning import Steps
 from cellgate.router.unit_state import UnitState
 
 WINDOW_S = 300.0
 """Older requests are not replayed."""
 REQUESTS_MAX = 1024
 """Requests that are remembered, and replayed: three replays take about 3 ms then."""
+SAMPLED = 64
+"""Of more units than these, every second, third ... says what they can do on average."""
 ENOUGH = 20
 """Fewer requests predict nothing."""
 SCALING_SHARE = 0.9
@@ -154,18 +157,21 @@ def demand_of(served: Iterable[AnsweredRequest], states: Sequence[UnitState], no
     names = {state.unit.name for state in states}
     recent = [each for each in served if each.unit in names and now - each.came_at <= WINDOW_S]
     recent.sort(key=lambda each: each.came_at)
-    rate = _mean(state.costs.rates.prefill_tokens_s.value for state in states)
+    some = states[:: len(states) // SAMPLED + 1]
+    rate = _mean(state.costs.rates.prefill_tokens_s.value for state in some)
     # Requests that other gates send there take their part of each unit.
     own = sum(len(state.leases) for state in states)
     stretch = 1.0 + sum(state.foreign for state in states) / own if own else 1.0
     arrivals = [_arrival(each, rate, stretch) for each in recent]
+    steps = [state.costs.rates.steps for state in some]
+    base_s, more_s = _mean(each.base_s for each in steps), _mean(each.per_sequence_s for each in steps)
     streams = [each.wait_s for each in recent if each.is_stream]
     return Demand(
         arrivals,
         len(states),
-        max(1, int(_mean(slots_of(state) for state in states))),
-        lambda batch: _mean(state.costs.rates.steps.at(batch) for state in states),
-        _mean(state.costs.rates.latency.without_work_s(rate) for state in states),
+        max(1, int(_mean(slots_of(state) for state in some))),
+        lambda batch: min(base_s + more_s * batch, Steps.MAX_S),
+        _mean(state.costs.rates.latency.without_work_s(rate) for state in some),
         quantile(streams) if len(streams) >= ENOUGH else None,
     )
 

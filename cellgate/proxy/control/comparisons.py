@@ -46,8 +46,8 @@ class Comparisons:
 
 
 DRIFT_PERIOD_S = 1.0
-LARGE_PERIOD_S = 60.0
-"""All units of a large fleet are compared so often."""
+LARGE_PERIOD_S = 230.0
+"""All units of a large fleet are compared so often: about as often as they take turns."""
 
 
 def _period_s(board: Board, usual_s: float) -> float:
@@ -133,8 +133,14 @@ class StackWatch:
 
     def _compare(self) -> Iterator[None]:
         for state in list(self._board):
-            yield from self._stacks.read(state)
+            has_read = False
+            for _ in self._stacks.read(state):
+                has_read = True
+                yield
             self._compare_nodes(state, self._now)
+            if not has_read:
+                # To have looked is a step as well.
+                yield
         self._stacks.keep(self._board)
         odd = {}
         for state, words in self._stacks.odd(self._board):

@@ -281,7 +281,7 @@ class Starts(Collector):
         """Look for units that are late, once in a while."""
         if now < self._look_at:
             return
-        self._look_at = now + 10.0 * CAPACITY_LOOK_S
+        self._look_at = now + (60.0 if self._board.attention.is_large else 10.0) * CAPACITY_LOOK_S
         starting = [state for state in self._board if _is_starting(state)]
         self._out_since = {name: at for name, at in self._out_since.items() if name in self._board.units}
         self._late = {state: reason for state, reason in self._late.items() if state in starting}

@@ -489,10 +489,9 @@ def _evict(leases: tuple[Lease, ...]) -> None:
 
 Publish = Callable[[bool, bytes, bytes], None]
 
-RENDER_S = 1.0
-RENDER_LARGE_S = 60.0
-"""That of a large fleet. Whenever a unit changes it is published at once."""
-"""So old are the remarks about units at most: with a thousand of them they take milliseconds to write."""
+RENDER_S, RENDER_LARGE_S = 1.0, 240.0
+"""So old are the remarks about units at most, and those of a large fleet: with a thousand of them they take
+milliseconds to write. Whenever a unit changes all are published at once."""
 
 
 class ReadinessPage:

@@ -28,8 +28,8 @@ from cellgate.router.scaling import (
 )
 from cellgate.router.unit_state import UnitState
 
-SCALING_LOOK_S = 10.0
-"""How often each pool is computed; one of them in a tick."""
+SCALING_LOOK_S, SCALING_LOOK_OF_MANY_S = 10.0, 60.0
+"""How often each pool is computed, and in a large fleet; one of them in a tick."""
 PREFILL = "prefill"
 
 
@@ -60,21 +60,21 @@ class Scaling(Collector):
         self._queue = queue
         self._waits: dict[str, tuple[int, Waits]] = {}
         """By pool: with how many usable units they were computed."""
-        self._due: list[str] = []
+        self._due: list[PoolUnits] = []
         self._look_at = 0.0
 
     def tick(self, now: float) -> None:
         """Compute one pool, if it is due."""
         if now >= self._look_at:
-            self._look_at = now + SCALING_LOOK_S
-            self._due = [pool.name for pool in self.pools()]
-            self._waits = {name: self._waits[name] for name in self._due if name in self._waits}
+            is_large = self._board.attention.is_large
+            self._look_at = now + (SCALING_LOOK_OF_MANY_S if is_large else SCALING_LOOK_S)
+            self._due = self.pools()
+            self._waits = {
+                pool.name: self._waits[pool.name] for pool in self._due if pool.name in self._waits
+            }
         elif self._due:
-            name = self._due.pop()
-            for pool in self.pools():
-                if pool.name == name:
-                    found = waits(demand_of(self._requests(), pool.usable, now))
-                    self._waits[name] = len(pool.usable), found
+            pool = self._due.pop()
+            self._waits[pool.name] = len(pool.usable), waits(demand_of(self._requests(), pool.usable, now))
 
     def _requests(self) -> Iterator[AnsweredRequest]:
         waited_s = dict(self.waited)

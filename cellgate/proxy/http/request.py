@@ -312,6 +312,9 @@ _OTHER_PROTOCOL = re.compile(rb" (?:RTSP|ICE)/")
 """What the parser takes for HTTP in a first line, and is none."""
 _FIRST_WORDS = re.compile(rb"[A-Za-z_-]+ +[^ \r\n]+ *")
 _REQUEST_MARK_BYTES = len(b" RTSP/") - 1
+_PLAIN_BYTES = 4 * LIMITS.parsed_bytes
+"""A read up to this size that is a whole usual request takes no turn of its own: only its head is looked
+through, and its body is copied once."""
 _JOINED_BYTES = 4 << 20
 """Large parts of a body up to this size are kept as they came, and joined at its end: that takes half a
 millisecond."""
@@ -412,7 +415,7 @@ class RequestReader:
         """Read on, unless it is much; the failure that ends the reading, if there is one. Not to be called
         after that.
         """
-        if self.unread or self._bypasses or len(data) > LIMITS.parsed_bytes:
+        if self.unread or self._bypasses or len(data) > _PLAIN_BYTES:
             self.unread += data
             return None
         if self._parser is None:
@@ -421,6 +424,9 @@ class RequestReader:
                 request.received_at = self._now()
                 self._tell.at_once(request)
                 return None
+        if len(data) > LIMITS.parsed_bytes:
+            self.unread += data
+            return None
         return self._parse(data)
 
     def resume_parsing(self) -> int:

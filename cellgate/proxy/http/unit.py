@@ -599,7 +599,9 @@ def connect_failure(error: BaseException | None, where: str, lookups: Lookups) -
 
 PURGE_S = 1.0
 PURGED_AT_ONCE = 100
-"""With more pools it is done less often: none of these connections is used again, however long it stays."""
+"""With more pools, some are looked at on each tick, each of them once in ..."""
+PURGE_ROUND_TICKS = 240
+"""... so many: none of these connections is used again, however long it stays."""
 
 
 class UnitPools:
@@ -632,6 +634,7 @@ class UnitPools:
         self._purge_at = 0.0
         self.lookups = Lookups(loop)
         self._pools: dict[UnitState, Pool] = {}
+        self._to_purge: list[UnitState] = []
 
     def pool(self, state: UnitState) -> Pool:
         """The connections to a unit's own address."""
@@ -689,14 +692,27 @@ class UnitPools:
 
     def tick(self, now: float) -> None:
         """Close connections that have been idle for too long, forget unused pools; once a second."""
-        if now < self._purge_at:
-            return
-        self._purge_at = now + PURGE_S * max(1.0, len(self._pools) / PURGED_AT_ONCE)
-        self.purge(now)
+        if len(self._pools) > PURGED_AT_ONCE:
+            self._purge_some(now)
+        elif now >= self._purge_at:
+            self._purge_at = now + PURGE_S
+            self.purge(now)
 
     def purge(self, now: float) -> None:
         """The same at once."""
-        for state, pool in list(self._pools.items()):
+        for state in list(self._pools):
+            self._purge(state, now)
+
+    def _purge_some(self, now: float) -> None:
+        if not self._to_purge:
+            self._to_purge = list(self._pools)
+        share = len(self._pools) // PURGE_ROUND_TICKS + 1
+        for state in self._to_purge[-share:]:
+            self._purge(state, now)
+        del self._to_purge[-share:]
+
+    def _purge(self, state: UnitState, now: float) -> None:
+        if (pool := self._pools.get(state)) is not None:
             pool.purge(now)
             if state.retired and not state.leases:
                 del self._pools[state]

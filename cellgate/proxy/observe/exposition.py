@@ -521,7 +521,7 @@ class History:
                 faulty=round(faulty / passed_s, 2),
                 ttft_s=round(ttft_s / first_tokens, 4) if first_tokens else None,
                 tokens=round(tokens / passed_s, 1),
-                usable=sum(state.is_usable() for state in self._metrics.board),
+                usable=self._metrics.board.room()[0],
                 waiting=self._queue_size(),
             )
         )

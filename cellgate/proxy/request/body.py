@@ -27,6 +27,7 @@ SPLIT_ROUTES = ("chat", "completions")
 _LOOKED_AT_BYTES = 1 << 20
 _MARKS = b",[{"
 """One of these precedes each value except the first: parsing takes time and memory in proportion to them."""
+_COUNTED_BYTES = 65536
 _FEW_STRINGS = 32
 _BODY_NAME_CHARS = LIMITS.name_chars
 _NO_PARTS: tuple[str | None, str, int, str | None, tuple[str, ...]] = (None, "", 0, None, ())
@@ -49,7 +50,11 @@ def is_large(body: bytes) -> bool:
 
 def has_more_nodes(body: bytes, limit: int) -> bool:
     """Whether JSON has more than `limit` values, known without parsing it."""
-    if _is_text(body, limit) or _marks(body) <= limit:
+    if len(body) <= _COUNTED_BYTES:
+        # Most are told by this, in a few microseconds.
+        if body.count(b",") + body.count(b"[") + body.count(b"{") <= limit:
+            return False
+    elif _is_text(body, limit) or _marks(body) <= limit:
         return False
     # Marks inside strings do not count, so strings are removed first.
     bare = body.replace(rb"\\", b"").replace(rb"\"", b"").translate(None, _BODY_NO_MARKS)

@@ -115,7 +115,7 @@ class Worker:
         self._status = StatusReporter(replica, self.gateway, self._dispatcher)
         self._tls, self._accepts = tls, False
         self._keys, self._handlers = self._ask_for_keys(settings), self._what_follows()
-        garbage = Garbage(loop.time(), lambda: not replica.board.in_flight)
+        garbage = Garbage(loop.time(), lambda: not replica.board.in_flight, self._clients)
         ticker.looks += [self._entrance.tick, self._mark_steps, self._tell_status, garbage.tick]
 
     def _clients(self) -> int:

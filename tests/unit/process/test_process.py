@@ -19,6 +19,7 @@ import uvloop
 
 from cellgate.proxy.config.settings import Timeouts
 from cellgate.proxy.process.memory import (
+    CLIENT_BLOCKS,
     GROWTH,
     LARGE_BLOCK_BYTES,
     MEMORY_IDLE_S,
@@ -293,10 +294,10 @@ class Memory:
 
     def __init__(self) -> None:
         self.used = self.kept = 1_000
-        self.collections = self.looks = self.waiting = 0
+        self.collections = self.looks = self.waiting = self.clients = 0
 
     def garbage(self, now: float = 0.0) -> Garbage:
-        return Garbage(now, lambda: not self.waiting, lambda: self.used, self.collect)
+        return Garbage(now, lambda: not self.waiting, lambda: self.clients, lambda: self.used, self.collect)
 
     def collect(self, oldest: int) -> None:
         if oldest:
@@ -316,6 +317,18 @@ def test_memory_that_has_doubled_is_looked_through_and_streams_that_live_not_aga
     for at in range(2, 100):
         collector.tick(float(at))
     assert (memory.collections, memory.looks) == (1, 98)
+
+
+def test_a_crowd_of_clients_is_not_looked_through_and_what_they_leave_behind_is() -> None:
+    memory = Memory()
+    collector = memory.garbage()
+    memory.waiting = memory.clients = 10_000
+    memory.used = 1_000 + memory.clients * CLIENT_BLOCKS
+    collector.tick(1.0)
+    assert memory.collections == 0
+    memory.clients = 0
+    collector.tick(2.0)
+    assert memory.collections == 1
 
 
 def test_it_is_looked_for_every_ten_minutes_while_nobody_waits() -> None:
@@ -344,7 +357,7 @@ def test_new_objects_are_looked_at_in_each_tick() -> None:
     try:
         streams = [Stream() for _ in range(4_000)]
         gc.collect(1)
-        collector = Garbage(0.0, lambda: False)
+        collector = Garbage(0.0, lambda: False, int)
         for number in range(len(streams)):
             streams[number] = Stream()
         made = len(gc.get_objects(generation=0))
@@ -362,7 +375,7 @@ def test_a_cycle_that_has_become_old_is_freed() -> None:
     before = gc.get_threshold()
     gc.set_threshold(before[0], 1_000_000_000, 1_000_000_000)
     try:
-        collector = Garbage(0.0, lambda: True)
+        collector = Garbage(0.0, lambda: True, int)
         link = Link()
         left = weakref.ref(link)
         gc.collect(0)
