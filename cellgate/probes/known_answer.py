@@ -19,7 +19,17 @@ import orjson
 from cellgate.probes.base import Fetch, FetchError, ProbeContext, Reply, is_in_use
 from cellgate.probes.canary import is_half, model_of
 from cellgate.probes.engines import engine, fingerprint_of, parsed
-from cellgate.router.nouns import BUSY_STATUSES, USABLE, Answered, AnswerToken, Build, Built, Finding, Urgency
+from cellgate.router.nouns import (
+    BUSY_STATUSES,
+    USABLE,
+    Answered,
+    AnswerToken,
+    Build,
+    Built,
+    Finding,
+    Unit,
+    Urgency,
+)
 
 PROMPT = "The capital of France is Paris. The capital of Japan is"
 """Shorter than a block of most KV caches, so that it is computed each time."""
@@ -152,9 +162,12 @@ def _may_ask(context: ProbeContext) -> bool:
 
 
 def _apis(context: ProbeContext) -> list[str]:
-    """The APIs that the unit may serve."""
-    configured = context.unit.canary
-    names = (configured,) if configured else engine(context.engine).canaries
+    return known_prompt_apis(context.unit, context.engine)
+
+
+def known_prompt_apis(unit: Unit, of_engine: str) -> list[str]:
+    """The APIs with the known prompt that the unit may serve."""
+    names = (unit.canary,) if unit.canary else engine(of_engine).canaries
     return [api for api in _KNOWN_PROMPT_APIS if api in names]
 
 

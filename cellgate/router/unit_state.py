@@ -175,6 +175,8 @@ class UnitState(InRotation):
     """How many requests wait inside its engine that could wait in the gate; empty: none do."""
     refusals: dict[str, tuple[str, float]]
     """Kinds of requests that it refused recently and others served: the words, and when that was found."""
+    models_said: tuple[str, float]
+    """What it has said of its models while it ran, last, and when."""
     gaps_ms: list[int]
     """Those of `step_times`, a step nearer for the byte path."""
     # What its engine is, and reports.
@@ -249,7 +251,7 @@ class UnitState(InRotation):
         self.apply(unit, cell)
         self.leases, self.held_back = {}, {}
         self.unread = Unread()
-        self.refusals = {}
+        self.refusals, self.models_said = {}, ("", -inf)
         self.canary_refused = self.waits_inside = ""
         self.ends_known: dict[tuple[str, frozenset[str]], EventEnds] = {}
         """Those of all units, by engine and models: streams of equals have one form."""

@@ -366,6 +366,8 @@ def _then(rules: Rules) -> str:
 
 QUIET_S = 0.25
 """A shorter stall is not mentioned."""
+MODELS_SHOWN_S = 3600.0
+"""So long a change of its models is shown."""
 
 _HEADLINES: dict[Rotation, str] = {
     Rotation.DRAINED: "{unit} is out of rotation: an operator drained it. {requests} are still in flight. "
@@ -455,6 +457,9 @@ def _besides(state: UnitState, rotation: Rotation, moment: Moment) -> list[str]:
         for reason, at in state.refusals.values()
         if now - at < KNOWN_S
     ]
+    words, at = state.models_said
+    if words and now - at < MODELS_SHOWN_S:
+        lines.append(f"It {words} ({moment.ago(at)} ago).")
     risen_s = now - state.up_since
     if state.is_usable() and risen_s < rules.slow_start_s:
         share, left_s = max(SLOW_START_LEAST, risen_s / rules.slow_start_s), rules.slow_start_s - risen_s

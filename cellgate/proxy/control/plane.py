@@ -32,6 +32,7 @@ from cellgate.proxy.control.full_engines import FullEngines
 from cellgate.proxy.control.hold_watch import HoldWatch
 from cellgate.proxy.control.link_watch import LinkWatch
 from cellgate.proxy.control.model_capacity import Capacity, Starts
+from cellgate.proxy.control.model_claims import ModelClaims
 from cellgate.proxy.control.prober import Prober
 from cellgate.proxy.control.refusals import Refusals
 from cellgate.proxy.control.refused_canaries import RefusedCanaries
@@ -103,6 +104,7 @@ class Plane:
         self.prober = self._make_prober(rng)
         self.comparisons = Comparisons(self.board, events, self.prober.observe)
         self.answer_check = self._make_answer_check()
+        self.model_claims = self._make_model_claims()
         self.stall_watch = StallWatch(self.board, self.prober, events, loop.time)
         self.link_watch = LinkWatch(self.board, events, loop.time)
         self._rare_events = RareEvents(events, loop.time)
@@ -204,6 +206,12 @@ class Plane:
         prober.on_answered, prober.on_corrupted = check.take, check.corrupted
         return check
 
+    def _make_model_claims(self) -> ModelClaims:
+        tolerance = self.settings.known_answer.tolerance
+        claims = ModelClaims(self.board, self.events, self._fetch_of, self.now, tolerance)
+        self.prober.on_models = claims.take
+        return claims
+
     def _make_containment(self) -> Containment:
         return Containment(
             self.board,
@@ -294,6 +302,7 @@ class Plane:
         self.search.close()
         self.refused_watch.close()
         self.answer_check.close()
+        self.model_claims.close()
         self.prober.close()
         self.reach.close()
 
@@ -361,6 +370,7 @@ class Plane:
             self.prober.stop(unit.name)
             self.reach.leave(old[unit.name])
             self.answer_check.forget(unit.name)
+            self.model_claims.forget(unit.name)
         self.reach.renew()
         for unit in (*added, *probed_again):
             self.prober.start(unit)

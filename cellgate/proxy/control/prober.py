@@ -95,6 +95,8 @@ class Prober:
         self.on_answered: Callable[[UnitState, Answered], None] = lambda _state, _answered: None
         """Called with each answer of a unit to the known prompt."""
         self.on_corrupted: Callable[[UnitState, float], None] = lambda _state, _count: None
+        self.on_models: Callable[[UnitState, Models], None] = lambda _state, models: board.set_models(models)
+        """Called with what a unit lists."""
         self.on_load: Callable[[UnitState, Load], None] = lambda _state, _load: None
         """Called when an engine has counted more corrupted requests: the unit, and how many more."""
         self._gate_probes = [kind() for kind in GATE_PROBES.values()]
@@ -297,7 +299,7 @@ class Prober:
             case Load():
                 self._take_load(state, finding)
             case Models():
-                self._board.set_models(_bounded(finding))
+                self.on_models(state, _bounded(finding))
             case Served():
                 self._board.set_engine(finding)
             case EnginePause():
