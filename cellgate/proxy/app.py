@@ -284,8 +284,9 @@ class App:
                 settings = await asyncio.to_thread(self._reload)
             except ConfigError as error:
                 self._refused = tuple(error.problems)
-                signals.refused("configuration", *error.problems)
+                # The event is the line of the first.
                 self._plane.events.add(Action("reload_refused", by, detail=_first_of(self._refused)))
+                signals.refused("configuration", *self._refused[1:])
                 raise
             self._refused = ()
             others = changes_of_reload(self._settings, settings)

@@ -384,10 +384,20 @@ class _FirstWords(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Take note of a line."""
-        self.said.text = getattr(self.said, "text", "") or record.getMessage()
+        self.said.text = getattr(self.said, "text", "") or in_short(record.getMessage())
 
 
 _FIRST_WORDS_OF_PATHS = _FirstWords()
+_CAUSES = (
+    re.compile(r"""\[(?:Errno -?\d+|SSL: \w+)\] ([^"'()]+)"""),
+    re.compile(r"HTTPS?ConnectionPool\([^)]*\): ([\w ]+)"),
+)
+
+
+def in_short(words: str) -> str:
+    """The cause in what the SDK says: `Connection refused`, of three hundred characters around it."""
+    found = next(filter(None, (cause.search(words) for cause in _CAUSES)), None)
+    return words if found is None else found[1].strip()
 
 
 class CollectorLink:
@@ -419,7 +429,7 @@ class CollectorLink:
         try:
             accepted = send()
         except Exception as error:
-            _FIRST_WORDS_OF_PATHS.said.text = repr(error)
+            _FIRST_WORDS_OF_PATHS.said.text = in_short(repr(error))
             accepted = False
         tally(EXPORTS, self._what, "sent" if accepted else "dropped")
         if self._section in LAST_WORDS:

@@ -10,6 +10,7 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from itertools import accumulate, chain
+from textwrap import wrap
 from typing import Any
 
 from rich.console import Console, Group
@@ -28,6 +29,7 @@ NAME = 24
 LINKED = 4
 """Up to this many nodes are drawn with a line between them; more are drawn closer."""
 _TOP_ENDLESS = 1_000_000
+_PIPE_COLUMNS = 1_000
 _FRAME_LINES = 4
 """The summary, the line of those not shown, the line above the events, and the one that the cursor needs."""
 
@@ -80,6 +82,9 @@ def run_top(args: argparse.Namespace) -> int:
     """Draw until Ctrl-C, or once if the output is not a terminal. Raises CommandError."""
     admin = args.admin
     console = Console(highlight=False)
+    if not console.is_terminal:
+        # Who reads a pipe gets whole lines.
+        console = Console(highlight=False, width=_PIPE_COLUMNS)
     glance, events = _ask(admin)
     if args.json:
         print(json.dumps({**glance, "events": events}, indent=2))
@@ -91,9 +96,10 @@ def run_top(args: argparse.Namespace) -> int:
     with Live(console=console, screen=True, auto_refresh=False) as live:
         try:
             while True:
-                height = console.size.height
+                width, height = console.size
                 live.update(
-                    frame(glance, events, place=str(admin), height=height, trouble=trouble), refresh=True
+                    frame(glance, events, place=str(admin), width=width, height=height, trouble=trouble),
+                    refresh=True,
                 )
                 time.sleep(PERIOD_S)
                 try:
@@ -109,14 +115,15 @@ def frame(
     events: Sequence[Mapping[str, Any]],
     *,
     place: str,
+    width: int = _TOP_ENDLESS,
     height: int = _TOP_ENDLESS,
     trouble: str = "",
 ) -> Group:
-    """One picture, with as many units as fit into so many lines."""
+    """One picture, with as many units as fit into so many lines of so many columns."""
     last = [_line(Text(shown(event["line"]))) for event in reversed(events[-EVENTS_SHOWN:])]
     units = sorted(glance["units"], key=_rank)
     blocks = _blocks(units)
-    rolled = [*helper_lines(glance), *_roll(glance.get("roll"))]
+    rolled = [*helper_lines(glance, width), *_roll(glance.get("roll"))]
     room = height - _FRAME_LINES - len(last) - bool(trouble) - len(rolled)
     # The first block is the head of the table, which is there in any case.
     fits = max(1, sum(lines <= room for lines in accumulate(map(len, blocks))))
@@ -154,11 +161,12 @@ def _summary(glance: Glance, place: str) -> Text:
     return text
 
 
-def helper_lines(glance: Glance) -> list[Text]:
-    """What is wrong beside the units, a line each."""
+def helper_lines(glance: Glance, width: int = _TOP_ENDLESS) -> list[Text]:
+    """What is wrong beside the units, in as many lines as each takes: what follows stands at its end."""
     return [
-        _line(Text(shown(f"{each['helper']}: {each['says']}"), _WEIGHTS[each["weight"]]))
+        _line(Text(part, _WEIGHTS[each["weight"]]))
         for each in glance.get("troubles", ())
+        for part in wrap(shown(f"{each['helper']}: {each['says']}"), width)
     ]
 
 

@@ -60,6 +60,5 @@ class FullEngines:
         self._waits_since[unit] = since, max(ran, load.running)
         if load.at - since >= LASTS_S:
             runs = f"which runs {max(ran, load.running)} at once"
-            state.waits_inside = (
-                f"{load.waiting} requests wait inside its engine, {runs}; its max_in_flight is {most}"
-            )
+            wait = "1 request waits" if load.waiting == 1 else f"{load.waiting} requests wait"
+            state.waits_inside = f"{wait} inside its engine, {runs}; its max_in_flight is {most}"

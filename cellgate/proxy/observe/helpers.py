@@ -129,7 +129,8 @@ class CountedHelper:
     while calls fail and none succeeds.
 
     Of its `calls`, the results (the last label) in `good` are successes, those in `bad` failures; others say
-    nothing of it. `of_workers` are counts of workers; `says` is its trouble, with the `{why}` of failures.
+    nothing of it. `of_workers` are counts of workers; `says` is its trouble, with the `{why}` of failures, and
+    `weight` how bad that is.
     """
 
     def __init__(
@@ -140,12 +141,14 @@ class CountedHelper:
         bad: frozenset[str],
         says: str,
         of_workers: Mapping[TallyKey, int],
+        weight: Weight = "lost",
     ) -> None:
         self._name = name
         self._calls = calls
         self._good = good
         self._bad = bad
         self._says = says
+        self._weight: Weight = weight
         self._of_workers = of_workers
         self._seen: dict[TallyKey, int] = {}
         self._trouble: HelperTrouble | None = None
@@ -163,7 +166,7 @@ class CountedHelper:
             self._trouble = None
         elif failed := grown & self._bad:
             why = LAST_WORDS.get(self._name) or ", ".join(sorted(failed))
-            self._trouble = HelperTrouble(self._says.format(why=why))
+            self._trouble = HelperTrouble(self._says.format(why=why), self._weight)
         return {self._name: self._trouble}
 
 
@@ -173,7 +176,8 @@ def counted_helpers(settings: Settings, of_workers: Mapping[TallyKey, int]) -> I
     if (guardrail := settings.guardrail) is not None:
         follows = "requests pass unseen" if guardrail.fail == "open" else "requests get 503"
         says = f"{guardrail.url} gives no verdict ({{why}}): {follows} (guardrail.fail: {guardrail.fail})"
-        yield make("guardrail", (GUARDRAIL,), _VERDICTS, _NO_VERDICT, says)
+        weight: Weight = "lost" if guardrail.fail == "open" else "grave"
+        yield make("guardrail", (GUARDRAIL,), _VERDICTS, _NO_VERDICT, says, weight=weight)
     says = "{} does not accept {} ({{why}}): they are dropped until it does; requests are not affected"
     sent, dropped = frozenset({"sent"}), frozenset({"dropped"})
     if (tracing := settings.tracing) is not None:

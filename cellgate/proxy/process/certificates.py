@@ -112,8 +112,10 @@ def expiry_words(end: float, now: float) -> str:
 
 
 def in_days(seconds: float) -> str:
-    """A span for a person: days, or hours where it is less than two days."""
-    return f"{seconds / 86400:.0f} days" if seconds >= 2 * 86400 else f"{seconds / 3600:.0f} hours"
+    """A span for a person: days; where it is less than two of them hours, then minutes."""
+    if seconds >= 2 * 86400:
+        return f"{seconds / 86400:.0f} days"
+    return f"{seconds / 3600:.0f} hours" if seconds >= 2 * 3600 else f"{seconds / 60:.0f} minutes"
 
 
 def _date(at: float) -> str:

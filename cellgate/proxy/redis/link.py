@@ -26,6 +26,7 @@ from cellgate.proxy.config.sources import RedisSource
 from cellgate.proxy.control.plane import Part, Plane
 from cellgate.proxy.discovery.base import Feed
 from cellgate.proxy.observe.counters import counter, gauge
+from cellgate.proxy.observe.events import Action
 from cellgate.proxy.observe.helpers import HelperTrouble
 from cellgate.proxy.observe.log import log_line
 from cellgate.proxy.process.listeners import own_url
@@ -240,7 +241,8 @@ class RedisLink:
         if state is LinkState.WELL:
             self._outage = Outage()
         line = _LINK_IN_WORDS[state] % why if why else _LINK_IN_WORDS[state]
-        self._trouble = None if state is LinkState.WELL else HelperTrouble(line.removeprefix("Redis "))
+        is_well = state is LinkState.WELL
+        self._trouble = None if is_well else HelperTrouble(line.removeprefix("Redis "), has_event=True)
         if state is not self._reported or is_news:
             self._reported = state
             self._tell(line)
@@ -552,6 +554,18 @@ def _link(
     prefixes: PrefixSharing | None = None,
 ) -> RedisLink:
     bans = SharedBans(plane.containment, roster.own, plane.now)
+    was_lost = False
+
+    def tell(line: str) -> None:
+        # An event is a line of the log as well, and Redis' trouble as a helper has none of its own.
+        nonlocal was_lost
+        is_lost = link.state is not LinkState.WELL
+        if is_lost or was_lost:
+            plane.events.add(Action("helper_lost" if is_lost else "helper_back", "gate", detail=line))
+        else:
+            log_line("info", line)
+        was_lost = is_lost
+
     link = RedisLink(
         connect,
         roster.own,
@@ -560,7 +574,7 @@ def _link(
         now=plane.now,
         rng=random.Random(),
         on_flip=on_flip,
-        tell=lambda line: log_line("warning", line),
+        tell=tell,
         names=names,
         signer=signer,
         all_cells=all_cells,

@@ -93,6 +93,7 @@ def test_a_guardrail_fails_while_no_question_gets_a_verdict_in_any_process_of_th
     assert trouble.says == (
         "http://127.0.0.1:1/check gives no verdict (timeout): requests get 503 (guardrail.fail: closed)"
     )
+    assert trouble.weight == "grave", "each request gets 503 because of it"
     assert guardrail.ask()["guardrail"] == trouble, "nothing was asked since"
     workers[GUARDRAIL, "request", "timeout"] += 1
     workers[GUARDRAIL, "answer", "denied"] += 1
@@ -123,6 +124,7 @@ def test_a_certificate_is_spoken_of_from_a_month_before_its_end() -> None:
     assert expiry_words(now + 31 * DAY_S, now) == ""
     assert expiry_words(now + 12 * DAY_S, now).startswith("expires in 12 days, on ")
     assert expiry_words(now - 3 * DAY_S, now).startswith("has expired 3 days ago, on ")
+    assert expiry_words(now - 5 * 60, now).startswith("has expired 5 minutes ago, on ")
     soon = trouble_of(Expiry("tls.cert", "a.pem", now + 5 * DAY_S), now)
     over = trouble_of(Expiry("tls.cert", "a.pem", now - 5 * DAY_S), now)
     unit = trouble_of(Expiry("unit a1", "", now - 5 * DAY_S), now)

@@ -28,7 +28,7 @@ from cellgate.proxy.observe.counters import Metrics
 from cellgate.proxy.observe.gen_ai import GenAiMetrics
 from cellgate.proxy.observe.log import Level
 from cellgate.proxy.telemetry import send_metrics, trace
-from cellgate.proxy.tracing import Exporter, MetricsSender
+from cellgate.proxy.tracing import Exporter, MetricsSender, in_short
 from cellgate.router.board import Board
 from cellgate.router.nouns import Rules
 from loadtests.kit.collector import Collector, collecting
@@ -36,6 +36,29 @@ from loadtests.kit.processes import free_port
 from tests.unit.observe.test_metrics import A1, A2, DONE, make, samples
 
 ENDPOINT = "http://collector:4318/v1/traces"
+
+
+_POOL = "HTTPConnectionPool(host='c', port=9): "
+_TRIED = f"Transient error {_POOL}Max retries exceeded with url: /v1/traces (Caused by "
+
+
+@pytest.mark.parametrize(
+    ("said", "cause"),
+    [
+        (
+            f'{_TRIED}NewConnectionError("HTTPConnection: [Errno 111] Connection refused")), retrying',
+            "Connection refused",
+        ),
+        (f"{_TRIED}SSLError(1, '[SSL: NO_CIPHER] verify failed (_ssl.c:1)'))", "verify failed"),
+        (f"{_POOL}Read timed out. (read timeout=10)", "Read timed out"),
+        (
+            "Failed to export spans batch code: 503, reason: full",
+            "Failed to export spans batch code: 503, reason: full",
+        ),
+    ],
+)
+def test_the_cause_is_told_and_not_the_path_to_it(said: str, cause: str) -> None:
+    assert in_short(said) == cause
 
 
 class Away(SpanExporter):
