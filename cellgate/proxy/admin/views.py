@@ -302,7 +302,7 @@ _WHAT_FOLLOWS: dict[Rotation, str] = {
     Rotation.SUSPECT: "{canary}. If it passes, the unit is up; if it fails, the unit is down.",
     Rotation.FULL: "new requests go there as others end.",
     Rotation.IN: "{canary}, unless the unit shows work before that.",
-    Rotation.STARTING: "{canary}. When it passes, {then}",
+    Rotation.STARTING: "{canary}. It must pass; {then}",
     Rotation.DOWN: "{canary}. {passes} must pass in a row; {then}",
     Rotation.DRAINING: "its requests end there; {canary}. {passes} must pass in a row; {then}",
     Rotation.PROBATION: "{canary}. {passed} of {passes} have passed; {then}",

@@ -194,7 +194,8 @@ class Discovery:
 def _stays(found: Found) -> str:
     """What the gate does without a source that had found this."""
     count = len(found.units)
-    stays = f"its last {count} units are kept" if count else "it has given no units yet"
+    kept = "last unit is" if count == 1 else f"last {count} units are"
+    stays = f"its {kept} kept" if count else "it has given no units yet"
     return f"{stays}, and it is retried"
 
 

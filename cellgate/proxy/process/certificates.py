@@ -115,7 +115,10 @@ def in_days(seconds: float) -> str:
     """A span for a person: days; where it is less than two of them hours, then minutes."""
     if seconds >= 2 * 86400:
         return f"{seconds / 86400:.0f} days"
-    return f"{seconds / 3600:.0f} hours" if seconds >= 2 * 3600 else f"{seconds / 60:.0f} minutes"
+    if seconds >= 2 * 3600:
+        return f"{seconds / 3600:.0f} hours"
+    minutes = round(seconds / 60)
+    return "1 minute" if minutes == 1 else f"{minutes} minutes"
 
 
 def _date(at: float) -> str:
