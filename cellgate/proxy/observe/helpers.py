@@ -129,8 +129,8 @@ class CountedHelper:
     while calls fail and none succeeds.
 
     Of its `calls`, the results (the last label) in `good` are successes, those in `bad` failures; others say
-    nothing of it. `of_workers` are counts of workers; `says` is its trouble, with the `{why}` of failures, and
-    `weight` how bad that is.
+    nothing of it. `of_workers` are counts of workers; `says` is its trouble, with the `{why}` of failures,
+    and `weight` how bad that is.
     """
 
     def __init__(

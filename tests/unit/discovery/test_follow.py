@@ -168,7 +168,7 @@ async def test_a_lost_world_leaves_the_last_units_and_is_told_once_and_again_whe
     await asyncio.sleep(5 * PAUSE_MAX_S)
     assert (names(gate), discovery.connected()) == (["fixed", "a"], {"scripted x": True})
     assert gate.events[1:] == [
-        ("source_lost", "scripted x: nobody answers; its last 1 units are kept, and it is retried"),
+        ("source_lost", "scripted x: nobody answers; its last unit is kept, and it is retried"),
         ("source_back", "scripted x: it answers again"),
     ]
     gate, _ = await begin(lost)
