@@ -31,7 +31,7 @@ CLAIM_PAUSE_S = 0.1
 """Between two models on which it agrees: it may have loaded a hundred adapters."""
 CLAIM_ANSWER_S = 10.0
 """So long an answer is awaited."""
-CLAIMS_TOLD_S = 60.0
+CLAIMS_EVENT_S = 60.0
 """Changes of one unit are told at most so often; `why` has the last one."""
 
 
@@ -52,7 +52,7 @@ class ModelClaims:
         self._now = now
         self._tolerance = tolerance
         self._claims: dict[str, _Claim] = {}
-        self._told_at: dict[tuple[str, str], float] = {}
+        self._event_at: dict[tuple[str, str], float] = {}
 
     def take(self, state: UnitState, models: Models) -> None:
         """A unit lists these models."""
@@ -149,10 +149,10 @@ class ModelClaims:
     def _tell(self, state: UnitState, kind: Literal["model_claimed", "models_changed"], words: str) -> None:
         name, now = state.unit.name, self._now()
         state.models_said = one_line(words), now
-        if now - self._told_at.get((name, kind), -inf) >= CLAIMS_TOLD_S:
-            self._told_at = {key: at for key, at in self._told_at.items() if now - at < CLAIMS_TOLD_S}
-            self._told_at[name, kind] = now
-            self._events.add(Action(kind, "its engine", name, state.models_said[0]))
+        if now - self._event_at.get((name, kind), -inf) >= CLAIMS_EVENT_S:
+            self._event_at = {key: at for key, at in self._event_at.items() if now - at < CLAIMS_EVENT_S}
+            self._event_at[name, kind] = now
+            self._events.add(Action(kind, "its engine", name, f"{name} {state.models_said[0]}"))
 
 
 _UNTIL = (
