@@ -89,7 +89,7 @@ class FakeKubernetes:
         self._history: list[tuple[int, str, Json]] = []
         self._oldest = 0
         self._changed = asyncio.Condition()
-        self._streams: set[asyncio.Transport] = set()
+        self._streams: dict[aiohttp.web.StreamResponse, asyncio.Transport] = {}
         self._runner: aiohttp.web.AppRunner | None = None
 
     async def start(self, tls: ssl.SSLContext | None = None) -> Self:
@@ -164,8 +164,13 @@ class FakeKubernetes:
 
     def cut(self) -> None:
         """Break off every watch, in the middle."""
-        for transport in self._streams:
+        for transport in self._streams.values():
             transport.abort()
+
+    async def say(self, data: bytes) -> None:
+        """Send this to every watch, whatever it means."""
+        for response in list(self._streams):
+            await response.write(data)
 
     async def _note(self, kind: str, pod: Json) -> None:
         self._version = next(self._versions)
@@ -229,14 +234,14 @@ class FakeKubernetes:
         response = aiohttp.web.StreamResponse(headers={"Content-Type": "application/json;stream=watch"})
         await response.prepare(request)
         assert request.transport is not None
-        self._streams.add(transport := request.transport)
+        self._streams[response] = request.transport
         try:
             async with asyncio.timeout(float(request.query["timeoutSeconds"])):
                 await self._stream(request, response)
         except (TimeoutError, ConnectionError):
             pass
         finally:
-            self._streams.discard(transport)
+            del self._streams[response]
         return response
 
     async def _stream(self, request: aiohttp.web.Request, response: aiohttp.web.StreamResponse) -> None:

@@ -350,3 +350,12 @@ def test_each_rule_of_checkov_is_kept_or_broken_for_a_reason(helm: str, tmp_path
     assert found["summary"]["parsing_errors"] == 0
     broken = {each["check_id"]: each["check_name"] for each in found["results"]["failed_checks"]}
     assert broken.keys() == EXPLAINED.keys(), broken
+
+
+def test_a_gate_may_read_pools_where_it_follows_one_and_only_there(helm: str) -> None:
+    def rights(*flags: str) -> list[Any]:
+        return [rule["resources"] for rule in of_kind(things(helm, "cell", *flags), "Role")["rules"]]
+
+    follows = "config.cells[0].name=a,config.cells[0].discover.from=pods,config.cells[0].discover.pool=llm"
+    assert rights() == [["pods"]]
+    assert rights("--set", follows) == [["pods"], ["inferencepools"]]

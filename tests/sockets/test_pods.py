@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 
 from cellgate.proxy.config.sources import PodsSource
@@ -16,6 +17,7 @@ from cellgate.proxy.discovery.base import Found, SourceError
 from cellgate.proxy.discovery.pods import PoolOfPods, follow_pods, pool_of
 from cellgate.router.nouns import Unit
 from loadtests.kit.fake_kubernetes import FakeKubernetes, Json, pod
+from loadtests.kit.waiting import until as waits_until
 
 PATIENCE_S = 20.0
 LIKE = Unit("", "c", "", ("tiny",))
@@ -104,29 +106,106 @@ async def test_an_address_that_another_pod_has_now_is_another_unit_s_with_anothe
             assert (await anext(follow)).epochs == (("b", "another"),)
 
 
-@pytest.mark.parametrize("trouble", ["cut", "compacted", "restarted"])
-async def test_whatever_befalls_a_watch_what_happened_meanwhile_is_told(
-    tmp_path: Path, trouble: str, monkeypatch: pytest.MonkeyPatch
+Lost = list[str]
+"""What the source has said of each loss."""
+Trouble = Callable[[FakeKubernetes, Lost], Awaitable[object]]
+
+
+def _refuses(status: int) -> Trouble:
+    async def refuse(api: FakeKubernetes, lost: Lost) -> None:
+        api.refuse_with = status
+        api.cut()
+        assert await waits_until(lambda: bool(lost), PATIENCE_S)
+        api.refuse_with = 0
+        assert str(status) in lost[0]
+
+    return refuse
+
+
+async def _is_away(api: FakeKubernetes, lost: Lost) -> None:
+    await api.stop()
+    assert await waits_until(lambda: bool(lost), PATIENCE_S)
+    await api.start()
+
+
+def _says(data: bytes) -> Trouble:
+    return lambda api, _lost: api.say(data)
+
+
+async def _comes_back_as_another(api: FakeKubernetes, _lost: Lost) -> None:
+    api.cut()
+    await api.remove("a")
+    await api.put(engine("a", "127.0.0.1", uid="another"))
+
+
+async def _is_cut_and_compacted(api: FakeKubernetes, _lost: Lost) -> None:
+    api.cut()
+    await api.put(pod("other", labels={}, annotations={}, uid="x"))
+    api.compact()
+
+
+async def _says_it_again(api: FakeKubernetes, _lost: Lost) -> None:
+    old = orjson.dumps({"type": "MODIFIED", "object": api.pods()[0]}) + b"\n"
+    await api.say(old + old)
+
+
+def _error(status: int) -> bytes:
+    said = {"kind": "Status", "code": status, "message": "etcd"}
+    return orjson.dumps({"type": "ERROR", "object": said}) + b"\n"
+
+
+async def _cuts(api: FakeKubernetes, _lost: Lost) -> None:
+    api.cut()
+
+
+TROUBLES: dict[str, Trouble] = {
+    "a watch is cut": _cuts,
+    "it is cut, and its version is gone": _is_cut_and_compacted,
+    "its version is gone in the middle": _says(_error(410)),
+    "the server is away": _is_away,
+    "the server refuses": _refuses(403),
+    "the server fails": _refuses(500),
+    "the server has too much to do": _refuses(429),
+    "an error in the middle": _says(_error(500)),
+    "half an event": _says(b'{"type": "MOD'),
+    "no JSON": _says(b"<html>\n"),
+    "no event": _says(b"{}\n[]\nnull\n"),
+    "an event again": _says_it_again,
+    "a pod of the same name": _comes_back_as_another,
+}
+
+
+@pytest.mark.parametrize("by", ["selector", "pool"])
+@pytest.mark.parametrize("trouble", TROUBLES)
+async def test_whatever_befalls_a_watch_what_happened_meanwhile_is_told_and_nothing_else(
+    tmp_path: Path, trouble: str, by: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kubernetes, "SHORT_S", 0.05)
-    async with cluster("a", "b") as api, following(tmp_path, api) as follow:
-        await told(follow)
-        change = asyncio.create_task(told(follow))
+    monkeypatch.setattr(pods, "POOL_S", 0.1)
+    spec: Json = {"selector": {"matchLabels": LABELS}, "targetPorts": [{"number": 8000}]}
+    async with cluster("a", "b") as api, asyncio.timeout(2 * PATIENCE_S):
+        api.objects.put("inferencepools", "prod", {"metadata": {"name": "llm"}, "spec": spec})
+        keys = {"pool": "llm"} if by == "pool" else {}
+        seen: list[list[str]] = []
+        lost: Lost = []
+        task = asyncio.create_task(_follow(tmp_path, api, keys, seen, lost))
         await api.until_watched(1)
-        if trouble == "restarted":
-            await api.stop()
-            await api.ready("a", ready=False)
-            with pytest.raises(SourceError):
-                await change
-            await api.start()
-            async with following(tmp_path, api) as again:
-                assert list(await told(again)) == ["b"]
-            return
-        api.cut()
+        await TROUBLES[trouble](api, lost)
         await api.ready("a", ready=False)
-        if trouble == "compacted":
-            api.compact()
-        assert list(await change) == ["b"]
+        assert await waits_until(lambda: bool(seen) and seen[-1] == ["b"], PATIENCE_S)
+        assert all(each in (["a", "b"], ["b"]) for each in seen), seen
+        task.cancel()
+
+
+async def _follow(folder: Path, api: FakeKubernetes, keys: Json, seen: list[list[str]], lost: Lost) -> None:
+    """What a source tells; when it is lost it is asked again."""
+    while True:
+        async with following(folder, api, **keys) as follow:
+            try:
+                async for found in follow:
+                    seen.append([unit.name for unit in found.units])
+            except SourceError as error:
+                lost.append(str(error))
 
 
 async def test_what_the_server_refuses_is_told_in_its_words(tmp_path: Path) -> None:

@@ -182,6 +182,8 @@ async def pods(kubeconfig: str, namespace: str, selector: str) -> AsyncGenerator
         raise SourceError(str(error)) from None
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
         raise SourceError(f"the API server cannot be reached: {error!r}") from None
+    except (KeyError, TypeError) as error:
+        raise SourceError(f"the API server sent something else than pods: {error!r}") from None
 
 
 async def _list_and_watch(api: Any, namespace: str, selector: str) -> AsyncGenerator[Objects, None]:
