@@ -92,6 +92,13 @@ class PrefixCache:
                 high = middle
         return low
 
+    def branches(self, block: int) -> int:
+        """In how many ways the prompts that are held go on behind a block."""
+        run = self._runs.get(block)
+        if run is None:
+            return 0
+        return run.below if run.blocks[-1] == block else 1
+
     def lacks(self, _block: int) -> bool:
         """Whether a block is known not to be held: belief never knows that."""
         return False

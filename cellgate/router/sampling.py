@@ -10,12 +10,14 @@ Sampling, when there are too many units to consider all:
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from math import inf
 
 from cellgate.router.board import Board
 from cellgate.router.cost import Expected
+from cellgate.router.cost_model import CostModel
 from cellgate.router.nouns import Ask, Candidate
+from cellgate.router.unit_state import UnitState
 
 LOOK_AT_ALL = 24
 """With up to this many units all are considered."""
@@ -87,12 +89,13 @@ class Sampler:
 # Pure.
 #
 # A unit that was slow once would otherwise never get the request that shows its present speed. It gets one
-# that would go there if it were as fast as the best unit, and none that stays where its prompt is cached. The
-# cost is limited to a share of all waiting time: each pick adds to a budget, and exploring takes out what it
-# costs more. All units get the same of it: the one that has been idle for the longest, measured by its price,
-# is next, and the budget is saved for it. So a unit that seems ten times slower is explored rarely, and a
-# cheaper one does not take it all; once whatever the budget is, when it seems slower because of its weight,
-# and was never tried. Asks with a deadline never explore.
+# that would go there if it were as fast as the best unit, and none that stays where its prompt is cached. One
+# whose cache is empty would get none of those that begin as many do: it gets one that would be as well off
+# there if that beginning were cached. The cost is limited to a share of all waiting time: each pick adds to a
+# budget, and exploring takes out what it costs more. All units get the same of it: the one that has been idle
+# for the longest, measured by its price, is next, and the budget is saved for it. So a unit that seems ten
+# times slower is explored rarely, and a cheaper one does not take it all; once whatever the budget is, when
+# it seems slower because of its weight, and was never tried. Asks with a deadline never explore.
 
 
 SHARE = 0.02
@@ -104,6 +107,14 @@ LOOK_S = 0.1
 """How often such units are searched."""
 SAME_S = 0.001
 """So little is no difference."""
+REPEATS, BRANCHES = 0.5, 3
+"""A beginning of which at most so much is charged (see Expected) comes about once a minute for each unit, or
+more often, and if prompts go on from it in so many ways, it is not that of one session: whoever computes it
+once will soon be asked for it again."""
+COLD = 0.25
+"""A unit is cold that holds at most so much of what the best one does: in time each gets what comes often."""
+ALIKE = 1.05
+"""A unit that would cost so many times what the best one does, if it were warm, is as good as that one."""
 
 
 class Explorer:
@@ -122,14 +133,15 @@ class Explorer:
         self.look_at = now + LOOK_S
         states, most_due, chosen, price_s = self._board.units, 0.0, best, 0.0
         usual = states[best.unit]
-        fast = usual.costs.cost_terms
+        fast, is_common = usual.costs.cost_terms, _is_common(usual.costs, ask, expected)
         for row in rows:
             state = states[row.unit]
             idle_s, costs = now - state.last_lease_at, state.costs
             if idle_s <= IDLE_S or row.in_flight or not row.has_room or state.unit.cell != usual.unit.cell:
                 continue
-            own = costs.cost_terms
-            if own.token_s <= fast.token_s and own.step_s <= fast.step_s and own.latency_s <= fast.latency_s:
+            own, is_cold = costs.cost_terms, is_common and _is_cold(row, best, ask, expected, states, now)
+            is_slow = own.token_s > fast.token_s or own.step_s > fast.step_s or own.latency_s > fast.latency_s
+            if not (is_slow or is_cold):
                 continue
             # One that has had no request since it came up may be dearer for its weight alone.
             is_guessed = state.last_lease_at <= state.up_since and state.weight < usual.weight
@@ -137,9 +149,27 @@ class Explorer:
             due = inf if is_guessed else idle_s / max(regret_s, SAME_S)
             if due > most_due and (is_guessed or regret_s <= BUDGET_MAX_S):
                 as_fast = costs.estimate(ask, row.cached_blocks, expected, now, like=usual.costs)
-                if as_fast.terms[0] <= best.cost_s + SAME_S:
+                if is_cold or as_fast.terms[0] <= best.cost_s + SAME_S:
                     most_due, chosen, price_s = due, row, max(regret_s, 0.0)
         if price_s > self.budget_s and most_due < inf:
             return best
         self.budget_s = max(self.budget_s - price_s, 0.0)
         return chosen
+
+
+def _is_common(costs: CostModel, ask: Ask, expected: Expected) -> bool:
+    """Whether many prompts begin as this one, as far as a unit that holds them knows."""
+    shared = expected.shared_blocks
+    return expected.charged <= REPEATS and costs.prefixes.branches(ask.blocks[shared - 1]) >= BRANCHES
+
+
+def _is_cold(
+    row: Candidate, best: Candidate, ask: Ask, expected: Expected, states: Mapping[str, UnitState], now: float
+) -> bool:
+    """Whether a unit that holds little would be as good as the best one if it held what is shared of the
+    prompt.
+    """
+    costs, usual = states[row.unit].costs, states[best.unit].costs
+    if row.cached_blocks >= expected.shared_blocks or len(costs.prefixes) > COLD * len(usual.prefixes):
+        return False
+    return costs.estimate(ask, expected.shared_blocks, expected, now).terms[0] <= ALIKE * best.cost_s

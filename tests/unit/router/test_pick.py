@@ -201,6 +201,40 @@ def test_a_slower_unit_is_tried_but_not_with_a_session_that_would_stay_if_it_wer
     assert pick(router, Ask("m", True, 1000, prompt_bytes=4000), NOW + 300.0).unit == "u0"
 
 
+def test_a_cold_unit_gets_one_that_begins_as_many_do_and_then_its_share_of_them() -> None:
+    """The others hold that beginning, and would serve all of them a little sooner."""
+    router, went, common = router_of(*(unit(f"u{n}") for n in range(3))), [], tuple(range(20))
+    router._explorer.budget_s = 1.0
+    for number in range(60):
+        now = NOW + 3.0 * number
+        blocks = (*common, 1000 * number + 1000)
+        ask = Ask("m", True, 2688, prompt_bytes=512 * 21, blocks=blocks)
+        lease = pick(router, ask if number > 40 else ask._replace(unit=f"u{number % 2}"), now)
+        went.append(lease.unit)
+        lease.commit(now + 0.02)
+        router.board.close(lease, now + 0.5)
+    assert went[41] == "u2"
+    assert 3 <= went[42:].count("u2") <= 12
+
+
+@pytest.mark.parametrize(("shared", "budget_s"), [(20, 0.0), (19, 1.0)])
+def test_a_cold_unit_gets_nothing_that_is_dearer_than_what_was_saved_or_that_nobody_will_ask_for_again(
+    shared: int, budget_s: float
+) -> None:
+    router = router_of(*(unit(f"u{n}") for n in range(3)))
+    for number in range(20):
+        blocks = (
+            (*range(20), 1000 + number) if shared == 20 else tuple(range(100 * number, 100 * number + 21))
+        )
+        ask = Ask("m", True, 2688, prompt_bytes=512 * 21, blocks=blocks)
+        lease = pick(router, ask._replace(unit=f"u{number % 2}"), NOW + 3.0 * number)
+        lease.commit(NOW + 3.0 * number + 0.02)
+        router.board.close(lease, NOW + 3.0 * number + 0.5)
+    router._explorer.budget_s = budget_s
+    again = blocks if shared == 19 else (*range(20), 9)
+    assert pick(router, ask._replace(blocks=again), NOW + 63.0).unit != "u2"
+
+
 def test_a_unit_that_seems_slow_for_its_weight_is_tried_at_once_and_once_unless_it_is_known_to_be() -> None:
     """The budget would allow it after some hundred requests."""
     tried = served(unknown(unit("a", weight=4.0), unit("b", weight=0.25)), 100, 0.5, 0.1)
