@@ -203,7 +203,7 @@ class Capacity(Collector):
             return _CAPACITY_GONE, False
         if state.is_usable() and not state.serves_model(model):
             return f"it came up with another model: {listed(sorted(state.base_models()))}", True
-        return f"{_standing(state)}: {why(state)}"[:CAUSE_MAX], False
+        return _out_because(state)[:CAUSE_MAX], False
 
     def _why(self, model: str, known: _Model, now: float) -> list[str]:
         """The explanation, the most important first; each item is one line."""
@@ -220,7 +220,7 @@ class Capacity(Collector):
             lines.append(again if each.other else f"Next: cellgate why {name}.")
         for state in self._board:
             if state.unit.name not in known.missing and not state.is_usable() and model in state.models:
-                lines.append(f"{state.unit.name} does not serve it either: {_standing(state)}: {why(state)}")
+                lines.append(f"{state.unit.name} does not serve it either: {_out_because(state)}")
         return lines
 
 
@@ -228,13 +228,13 @@ _CAPACITY_GONE = "it is not configured any more"
 
 
 def _units(count: int) -> str:
-    return f"{count or 'no'} unit{'' if count == 1 else 's'} {'serves' if count in (0, 1) else 'serve'}"
+    return "1 unit serves" if count == 1 else f"{count or 'no'} units serve"
 
 
-def _standing(state: UnitState) -> str:
+def _out_because(state: UnitState) -> str:
     if state.drained:
-        return "drained"
-    return state.case.verdict.value if state.hold is None else state.hold.kind.value
+        return why(state)
+    return f"{state.case.verdict.value if state.hold is None else state.hold.kind.value}: {why(state)}"
 
 
 # Units that start for longer than units of their cell usually do.
