@@ -14,8 +14,10 @@ from cellgate import VERSION
 from cellgate.probes.fault_status import rank_words
 from cellgate.probes.known_answer import RETRY_S
 from cellgate.proxy.ingress.reasons import (
+    NOTHING_YET,
     Rotation,
     advice,
+    before_a_token,
     present_reason,
     rotation_of,
     shortcomings,
@@ -424,7 +426,9 @@ def _headline(state: UnitState, rotation: Rotation, moment: Moment) -> str:
 
 def _because(state: UnitState, moment: Moment) -> str:
     because = present_reason(state)
-    return _said(because, state, moment) if because is not None else "no probe has answered yet."
+    if because is None:
+        return f"{NOTHING_YET}."
+    return before_a_token(state, because) + _said(because, state, moment)
 
 
 def _faults(state: UnitState) -> list[str]:

@@ -32,7 +32,7 @@ def why(state: UnitState) -> str:
     if said is None:
         return NOTHING_YET
     reason = "; ".join(each.sentence for each in shortcomings(state)) or _sourced(said)
-    reason += _of_its_requests(state)
+    reason = before_a_token(state, said) + reason + _of_its_requests(state)
     newest = state.last_evidence.get((said.node, said.source), said)
     if not state.is_usable() and said.sign is Sign.BAD and newest.sign is Sign.GOOD:
         reason += f"; since then: {newest.reason}"
@@ -40,6 +40,11 @@ def why(state: UnitState) -> str:
     if state.case.verdict is Verdict.UP and ready is not None and ready.sign is Sign.BAD:
         reason += f"; but its readiness says: {ready.reason}"
     return reason
+
+
+def before_a_token(state: UnitState, said: Evidence) -> str:
+    """What comes before good news of a unit that starts: a web server that answers is no engine that does."""
+    return "no token yet; " if state.case.verdict is Verdict.STARTING and said.sign is Sign.GOOD else ""
 
 
 def _of_its_requests(state: UnitState) -> str:

@@ -92,6 +92,7 @@ READ = Evidence("a1", Sign.NEUTRAL, Strength.WEAK, "engine_metrics", "started at
 READ_AGAIN = replace(READ, reason="started at 6", at=200.0, epoch="6")
 LATE = Evidence("a1", Sign.BAD, Strength.WEAK, "readiness", "GET /health: timeout", 205.0)
 OPEN = Evidence("a1", Sign.NEUTRAL, Strength.WEAK, "agent", "not a cellgate agent", 206.0, node="a1-1")
+SERVES = Evidence("a1", Sign.GOOD, Strength.WEAK, "readiness", "GET /health: HTTP 200", 90.5)
 WELL = Evidence("a1", Sign.GOOD, Strength.WEAK, "agent", "3 processes", 207.0, node="a1-0")
 
 
@@ -104,6 +105,7 @@ WELL = Evidence("a1", Sign.GOOD, Strength.WEAK, "agent", "3 processes", 207.0, n
             "a1 is starting, for 1.0 s: no probe has answered yet.…It must pass; then it gets requests, "
             "10% of its share at first and all of it after 10 s.",
         ),
+        ([SERVES], 91.0, "a1 is starting, for 1.0 s: no token yet; GET /health: HTTP 200"),
         ([PASSED], 104.0, "a1 is in…Slow start: it gets 40% of its share now, all of it in 6.0 s."),
         (
             [PASSED, FAILED],
