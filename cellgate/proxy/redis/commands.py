@@ -46,7 +46,7 @@ from cellgate.proxy.redis.signing import CLOCK_S, UNSIGNED, Signer
 from cellgate.router.poison import Ban
 
 SLICE = 32
-MEMBERS_MAX, MEMBERS_AT_ONCE = 20_000, 2_000
+MEMBERS_MAX, MEMBERS_AT_ONCE, ROWS_A_TURN = 20_000, 1_000, 500
 CELLS_MAX = 1_000
 
 T = TypeVar("T")
@@ -119,7 +119,8 @@ class RedisCommands:
             return set()
         found = [await self._members_of(self._names.units_of(cell)) for cell in cells]
         rows = zip(cells, found, strict=True)
-        return set(islice((member for cell, row in rows for member in _members(cell, row)), MEMBERS_MAX))
+        members = (member for cell, row in rows for member in _members(cell, row))
+        return {member async for member in in_turns(islice(members, MEMBERS_MAX))}
 
     async def add_to_index(self, members: Iterable[IndexEntry]) -> None:
         """Put these on the index."""
@@ -226,6 +227,14 @@ def _slices(rows: Iterable[T]) -> Iterator[list[T]]:
     rest = iter(rows)
     while part := list(islice(rest, SLICE)):
         yield part
+
+
+async def in_turns(rows: Iterable[T]) -> AsyncIterator[T]:
+    """These rows, so many in one turn of the loop: somebody may have written as many as are read at all."""
+    for number, row in enumerate(rows, 1):
+        yield row
+        if number % ROWS_A_TURN == 0:
+            await asyncio.sleep(0)
 
 
 def _texts(found: Any) -> Iterator[str]:

@@ -42,6 +42,7 @@ from cellgate.proxy.redis.commands import (
     RedisCommands,
     SharedBans,
     connector,
+    in_turns,
     in_words,
     is_ban,
     is_refusal,
@@ -295,7 +296,8 @@ class RedisLink:
         sizes = await commands.index_sizes(cells)
         if sizes != self._sizes or self._turn % INDEX_BEATS == 0:
             self._sizes, self._known = sizes, await commands.index(cells)
-            self._roster.keep({(member.unit, member.gate) for member in self._known})
+            known = list(self._known)
+            self._roster.keep({(member.unit, member.gate) async for member in in_turns(known)})
         # Restore index entries in a Redis that came back empty, and add new ones.
         await commands.add_to_index(self._own - self._known)
         self._known |= self._own
@@ -319,7 +321,8 @@ class RedisLink:
         self, commands: RedisCommands, prefixes: PrefixSharing, beats: Mapping[str, Beat]
     ) -> None:
         """Read the hashes of others: of those whose beat says that there are some, or who have no beat."""
-        gates = sorted({member.gate for member in self._known} - {self._gate})[:GATES_MAX]
+        every = {member.gate async for member in in_turns(list(self._known))}
+        gates = sorted(every - {self._gate})[:GATES_MAX]
         news = [gate for gate in gates if gate not in beats or beats[gate].has_prefixes]
         async for gate, found in commands.get_prefixes(news):
             taken = prefixes.received(gate, found) if found is not None else 0
@@ -350,9 +353,9 @@ class RedisLink:
     async def _forget_departed(self, commands: RedisCommands, index: set[IndexEntry]) -> None:
         """Remove old entries: gates come and go under new names, and the index must not grow."""
         absent = self._reading.absent
-        gone = {member for member, beats in absent.items() if beats >= ABSENT_MAX}
+        gone = {member async for member in in_turns(list(absent)) if absent[member] >= ABSENT_MAX}
         await commands.remove_from_index(gone)
-        for member in [member for member in absent if member in gone or member not in index]:
+        for member in [each async for each in in_turns(list(absent)) if each in gone or each not in index]:
             del absent[member]
             self._known.discard(member)
         # A fleet router keeps the reports of a gate until the gate itself is gone.

@@ -31,6 +31,7 @@ from cellgate.proxy.redis.commands import (
     RedisClient,
     RedisCommands,
     answered,
+    in_turns,
     in_words,
 )
 from cellgate.proxy.redis.reports import (
@@ -90,15 +91,17 @@ class ReportReading:
 
     async def read(self, commands: RedisCommands, index: Collection[IndexEntry]) -> Mapping[str, Beat]:
         """Take over all that is new of these, without those of this gate; returns the beats, by gate."""
-        beats = await self._read_beats(commands, self._gates(index))
+        beats = await self._read_beats(commands, await self._gates(index))
         behind = {gate for gate, (beat, at) in beats.items() if self._beats.misses(beat, at)}
         unsaid = self._in_turn(
-            member
-            for member in index
-            if member.gate not in beats
-            or member.gate in behind
-            # Its document was refused by a full Redis, or is gone.
-            or self._roster.said(member.unit, member.gate) is None
+            [
+                member
+                async for member in in_turns(index)
+                if member.gate not in beats
+                or member.gate in behind
+                # Its document was refused by a full Redis, or is gone.
+                or self._roster.said(member.unit, member.gate) is None
+            ]
         )
         read: dict[RosterKey, tuple[UnitReport, float]] = {}
         async for member, document, pttl_ms in commands.get(unsaid):
@@ -118,18 +121,19 @@ class ReportReading:
             await self._take(beat, at)
         return {gate: beat for gate, (beat, _) in beats.items()}
 
-    def _gates(self, index: Collection[IndexEntry]) -> set[str]:
+    async def _gates(self, index: Collection[IndexEntry]) -> set[str]:
         """The gates that may have a beat. There are more than any fleet has: those first that had one."""
-        gates = {member.gate for member in index} - {self._roster.own}
+        gates = {member.gate async for member in in_turns(index)} - {self._roster.own}
         if len(gates) <= BEATS_READ:
             return gates
         return set(sorted(gates, key=lambda gate: (not self._beats.knows(gate), gate))[:BEATS_READ])
 
-    def _in_turn(self, members: Iterable[IndexEntry]) -> list[IndexEntry]:
-        """Whose documents are read now: where there are too many for one beat, the next ones in turn."""
-        found = sorted(members)
+    def _in_turn(self, found: list[IndexEntry]) -> list[IndexEntry]:
+        """Whose documents are read now: where there are too many for one beat, the next ones in turn, as they
+        come.
+        """
         if len(found) <= DOCUMENTS_READ:
-            return found
+            return sorted(found)
         self._turn = (self._turn + DOCUMENTS_READ) % len(found)
         return [*found[self._turn :], *found[: self._turn]][:DOCUMENTS_READ]
 
