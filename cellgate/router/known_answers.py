@@ -231,10 +231,14 @@ def alike(name: str, records: Records, tolerance: float) -> set[str]:
 
 
 def _alike(record: AnswerRecord, records: Records, tolerance: float) -> set[str]:
+    tokens = record.latest
+    if not tokens:
+        return {unit for unit, peer in records.items() if peer is record}
     return {
         unit
         for unit, peer in records.items()
-        if peer is record or is_same(peer.latest, record.latest, tolerance)
+        # Most say the very same, which needs no look at each token.
+        if peer is record or tokens == peer.latest is not tokens or is_same(peer.latest, tokens, tolerance)
     }
 
 

@@ -94,13 +94,15 @@ class AnswerCheck:
         latest = self._latest.setdefault((state.unit.cell, answered.question), {})
         latest.pop(name, None)
         latest[name] = state
-        state.answers = recorded(_records(group), answered, tolerance)
+        records = _records(group)
+        records[name] = state.answers = recorded(records, answered, tolerance)
         group[name] = state
-        for unit, record in outvoted(name, _records(group), tolerance).items():
+        for unit, record in outvoted(name, records, tolerance).items():
             self._set(group[unit], record, group)
+            records[unit] = record
         self._set(state, state.answers, group)
         self.counts.setdefault(name, Counter())["differs" if state.answers.differing else "same"] += 1
-        self._judge(group, answered)
+        self._judge(group, records, answered)
 
     def ask_now(self, state: UnitState) -> None:
         """Ask a unit, even if it has requests."""
@@ -183,10 +185,11 @@ class AnswerCheck:
             self._wrong = {s.unit.name: s for s in self._board if s.is_out_for_answers()}
         return [state for state in self._wrong.values() if state.is_out_for_answers()]
 
-    def _judge(self, group: dict[str, UnitState], answered: Answered) -> None:
+    def _judge(
+        self, group: dict[str, UnitState], records: dict[str, AnswerRecord], answered: Answered
+    ) -> None:
         """Decide about each unit of a group, of which one has answered."""
-        tolerance, now = self._rules.tolerance, answered.at
-        records, cell = _records(group), group[answered.unit].unit.cell
+        tolerance, now, cell = self._rules.tolerance, answered.at, group[answered.unit].unit.cell
         out = {state.unit.name for state in self._out() if state.unit.cell == cell}
         for unit, state in group.items():
             record = records[unit]
