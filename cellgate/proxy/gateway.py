@@ -164,7 +164,7 @@ class Gateway:
     ) -> None:
         """Accept clients: on `listeners`, where they are open already. Raises OSError."""
         if listeners:
-            descriptors = Descriptors(allowed(), self.gate_fault, self._make_room)
+            descriptors = Descriptors(allowed(), self.gate_fault, self._make_room, unopened=self._unopened)
             self.entrance.has_room = descriptors.has_room
             overflow = self.entrance.overflow
             overflow.places = descriptors.for_turned_away
@@ -388,6 +388,16 @@ class Gateway:
             client.close_idle()
             reached("idle_connections")
         return len(going)
+
+    def _unopened(self) -> int:
+        """How many clients may be about to have a connection to a unit opened: those that have not asked yet,
+        or wait.
+        """
+        open_there = len(self._unit_pools)
+        if len(self.clients) <= open_there:
+            return 0
+        asking = sum(not (client.has_asked and client.is_idle()) for client in self.clients)
+        return max(0, asking - open_there)
 
     def _end_if_empty(self, _now: float) -> None:
         if self.is_leaving and not self.clients:

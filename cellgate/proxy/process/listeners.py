@@ -365,7 +365,8 @@ def how() -> str:
 
 class Descriptors:
     """Decides how many clients are accepted. `tell` is called for a shortage. `make_room` closes at most so
-    many idle connections, and returns how many it closed.
+    many idle connections, and returns how many it closed. `unopened` is how many clients may be about to have
+    another one opened, to a unit.
 
     Counting takes a while (0.1 ms for a thousand), so it is repeated only after half of the remaining ones
     may have been used.
@@ -377,8 +378,10 @@ class Descriptors:
         tell: Callable[[str], None],
         make_room: Callable[[int], int],
         count: Callable[[], int] = in_use,
+        unopened: Callable[[], int] = lambda: 0,
     ) -> None:
         self._most = most
+        self._unopened = unopened
         self._kept = max(KEPT_LEAST, most // KEPT_PART) if most is not None else 0
         self._tell = tell
         self._make_room = make_room
@@ -404,8 +407,9 @@ class Descriptors:
         if self._credit >= 0:
             return 1 + self._credit
         used = self._count()
-        # Each recent client may be about to open another one.
-        left = self._most - self._kept - used - min(self._fresh, used)
+        # Each recent client may be about to open another one; where the gate lags, so may all whose requests
+        # have not begun.
+        left = self._most - self._kept - used - max(min(self._fresh, used), self._unopened())
         self._credit = left // (2 * FOR_A_REQUEST)
         if left >= 0:
             return 1 + self._credit

@@ -85,7 +85,10 @@ class Process:
         self.told: list[str] = []
         self.counted = 0
         self.idle = 0
-        self.descriptors = Descriptors(100, self.told.append, self._make_room, self._count)
+        self.unopened = 0
+        self.descriptors = Descriptors(
+            100, self.told.append, self._make_room, self._count, lambda: self.unopened
+        )
 
     def _make_room(self, most: int) -> int:
         freed = min(most, self.idle)
@@ -116,6 +119,14 @@ def test_of_those_that_come_at_once_no_more_are_accepted_than_can_have_a_unit_ea
     process = Process(used=20)
     accepted = sum(process.accepted(now, most=2) for now in range(1, 100))
     assert process.used == 20 + accepted >= 88, "clients that ask nothing need one each"
+
+
+def test_who_came_long_ago_and_has_no_unit_yet_needs_a_descriptor_still() -> None:
+    process = Process(used=50)
+    process.unopened = 45
+    assert process.accepted(10.0 * LISTENER_FRESH_S) == 0, "where the gate lags, it may be about to ask"
+    process.unopened = 20
+    assert process.accepted(20.0 * LISTENER_FRESH_S) > 3
 
 
 def test_who_waits_for_half_a_second_is_turned_away_and_a_wave_that_is_over_sooner_only_waits() -> None:
