@@ -83,6 +83,15 @@ async def test_a_restarted_unit_is_looked_at_anew_before_it_gets_users(stage: St
     assert any(visit.unit == "a" for visit in await stage.crowd(32))
 
 
+@played(Stage, units=3)
+async def test_a_unit_that_restarts_with_another_model_serves_that_at_once(stage: Stage) -> None:
+    await asyncio.sleep(10.0)
+    stage.engines["a"].model = "another"
+    stage.engines["a"].restart()
+    await stage.until(lambda: stage.gate.board.units["a"].serves_model("another"), 5.0)
+    assert all(visit.unit in ("b", "c") for visit in await stage.crowd(8))
+
+
 @pytest.mark.parametrize(
     "fault",
     [

@@ -24,7 +24,7 @@ from cellgate.probes.fault_status import FaultStatus
 from cellgate.probes.known_answer import KnownAnswer
 from cellgate.probes.readiness import VIA_GATE, Readiness
 from cellgate.probes.runner import TOGETHER_S, Runner, Timers
-from cellgate.probes.served import EngineVersion
+from cellgate.probes.served import EngineVersion, ModelList
 from cellgate.proxy.config.limits import LIMITS, reached
 from cellgate.proxy.config.sources import SOURCES
 from cellgate.proxy.http.fetch import ProbeTransport
@@ -62,8 +62,9 @@ _LOOK_AT: dict[Verdict, tuple[str, ...]] = {
     Verdict.SUSPECT: (Readiness.name, FaultStatus.name),
     # It may have restarted while it was down: that must be known before it gets requests.
     Verdict.PROBATION: (EngineMetrics.name,),
-    # Another process may be another build, and only a known one may resume streams.
-    Verdict.STARTING: (EngineVersion.name,),
+    # Another process may be another build, and only a known one may resume streams; or serve other models,
+    # which a canary has to name.
+    Verdict.STARTING: (EngineVersion.name, ModelList.name),
 }
 """What is looked at as soon as a unit has this verdict."""
 
