@@ -1,7 +1,8 @@
 """Why a body that means two things is refused: the gate would read one, an engine perhaps the other. Pure.
 
 1. A field that is there twice: parsers take the last (orjson, pydantic), the first (nlohmann's ordered_json,
-   which llama.cpp has), or neither. Of fields that say who answers, how long, and for whom.
+   which llama.cpp has), or neither. Of fields that say who answers, how long, and for whom; also in objects
+   that engines read them from (`parameters`).
 2. Two fields whose names differ in case alone, or such a field in another case.
 3. Fields beside `model` that name another one: adapters, fallbacks, what a client library would have merged.
    These are no mistake, but a key that is for some models must be for all of them.
@@ -18,7 +19,7 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 from cellgate.proxy.http.errors import Failure, FailureKind
-from cellgate.proxy.request.answer_limits import COUNT_NAMES, LIMIT_NAMES
+from cellgate.proxy.request.answer_limits import COUNT_NAMES, LIMIT_NAMES, NESTED
 
 BESIDE = ("lora_path", "lora_name", "lora_request", "adapter_id", "models", "fallbacks", "extra_body")
 """Fields that may name other models: SGLang, vLLM, TGI, and gateways that may stand before an engine."""
@@ -28,6 +29,8 @@ WEIGHTY = frozenset(
         *(*BESIDE, *COUNT_NAMES, *LIMIT_NAMES),
     )
 )
+_INSIDE = frozenset((*NESTED, *BESIDE))
+"""Objects of a body with such fields: TGI's and Triton's, and what a client library would have merged."""
 weighty_in = re.compile(
     rb'"(?:%b)"[ \t\r\n]*:|\\u00[4-7]' % b"|".join(name.encode() for name in sorted(WEIGHTY))
 ).findall
@@ -44,17 +47,22 @@ def why_twofold(names: tuple[str, ...], body: bytes) -> Failure | None:
         return _refusal(next(name for name in reversed(names) if folded[name.casefold()] > 1))
     if odd := (WEIGHTY & folded.keys()) - WEIGHTY.intersection(names):
         return _refusal(next(name for name in names if name.casefold() in odd))
-    latest: list[tuple[str, Any]] = []
-
-    def keep(pairs: list[tuple[str, Any]]) -> None:
-        # The object at the top ends last.
-        latest[:] = pairs
-
     try:
-        json.loads(body, object_pairs_hook=keep)
+        top = json.loads(body, object_pairs_hook=_Pairs)
     except (ValueError, RecursionError):
         return None
-    times = Counter(map(itemgetter(0), latest))
+    if not isinstance(top, _Pairs):
+        return None
+    within = [value for name, value in top if name in _INSIDE and isinstance(value, _Pairs)]
+    return next((found for pairs in (top, *within) if (found := _twice(pairs)) is not None), None)
+
+
+class _Pairs(list[tuple[str, Any]]):
+    """An object, with the fields that are there twice."""
+
+
+def _twice(pairs: _Pairs) -> Failure | None:
+    times = Counter(map(itemgetter(0), pairs))
     return next((_refusal(name) for name in sorted(WEIGHTY) if times[name] > 1), None)
 
 

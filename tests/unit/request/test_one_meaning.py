@@ -30,6 +30,8 @@ MESSAGES = b'"messages":[{"role":"user","content":"hello"}]'
         (b'"n":1,"n":64', "n"),
         (b'"priority":0,"PRIORITY":-5', "PRIORITY"),
         (b'"lora_path":"a","lora_path":"b"', "lora_path"),
+        (b'"parameters":{"max_new_tokens":1,"max_new_tokens":4000}', "max_new_tokens"),
+        (b'"extra_body":{"n":1,"n":64}', "n"),
     ],
 )
 def test_what_engines_read_differently_is_refused(fields: bytes, param: str) -> None:
