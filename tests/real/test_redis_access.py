@@ -131,6 +131,8 @@ async def test_with_what_is_wrong_a_gate_serves_and_says_so_in_one_line(
         gate.until_up("a")
         assert eventually(lambda: said in gate.log), gate.log
         assert await post(gate.port, BODY) == 200
+        # A helper's trouble is an event as soon as it is shown; it is the line, and no second one.
+        assert url or eventually(lambda: gate.admin("GET", "/status")[1]["troubles"])
     (line,) = [line for line in gate.log.splitlines() if "redis" in line.lower() and LATE not in line]
     assert said in line
     assert "its own observations" in line
