@@ -53,8 +53,12 @@ def why_twofold(names: tuple[str, ...], body: bytes) -> Failure | None:
         return None
     if not isinstance(top, _Pairs):
         return None
-    within = [value for name, value in top if name in _INSIDE and isinstance(value, _Pairs)]
-    return next((found for pairs in (top, *within) if (found := _twice(pairs)) is not None), None)
+    # Without a loop over its names, of which there may be hundreds of thousands.
+    found, last = _twice(top), dict(top)
+    for name in sorted(_INSIDE & last.keys()):
+        if found is None and isinstance(within := last[name], _Pairs):
+            found = _twice(within)
+    return found
 
 
 class _Pairs(list[tuple[str, Any]]):
@@ -63,7 +67,7 @@ class _Pairs(list[tuple[str, Any]]):
 
 def _twice(pairs: _Pairs) -> Failure | None:
     times = Counter(map(itemgetter(0), pairs))
-    return next((_refusal(name) for name in sorted(WEIGHTY) if times[name] > 1), None)
+    return next((_refusal(name) for name in sorted(WEIGHTY | _INSIDE) if times[name] > 1), None)
 
 
 def count_weighty(names: tuple[str, ...]) -> int:
