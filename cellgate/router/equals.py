@@ -18,7 +18,7 @@ FUTILE = 0.3
 """With so little evidence left a comparison ends."""
 PAIRS_MAX = 96
 """So many pairs show any difference of a half."""
-_WORSE = ((0.98, 0.02), (0.6, 0.03), (0.97, 0.4), (0.8, 0.25))
+_WORSE = ((0.98, 0.02), (0.6, 0.07), (0.97, 0.4), (0.8, 0.25))
 """What is told apart from equals: shares of bad answers of the unit, and of others."""
 _RATIOS = tuple(
     {
@@ -83,6 +83,11 @@ class Mending:
         """It has answered once more."""
         usual, bad = (self._usual, self._bad) if is_bad else (1.0 - self._usual, 1.0 - self._bad)
         self._odds = max(0.0, self._odds + log(usual / bad))
+
+    @property
+    def is_likely(self) -> bool:
+        """Whether it rather answers well again than not."""
+        return self._odds > 0.0
 
     @property
     def is_mended(self) -> bool:

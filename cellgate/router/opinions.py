@@ -22,6 +22,7 @@ from collections import deque
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from enum import Enum, auto
+from math import comb
 from typing import NamedTuple
 
 REFUSING_SOURCE = "second_opinion"
@@ -36,6 +37,8 @@ other is, p * (1 - p) * 2.5."""
 _OPINION_SURE = 0.9 * _REFUSED**HANDFUL
 _APART, _APART_MIN = 0.25, 4
 """A unit seems worse if so much more of its answers are doubtful than of others, of at least so many."""
+_HARDLY = 0.002
+"""So seldom chance explains what clients were answered. It proves nothing: they choose what they ask."""
 OPINION_WATCH_S = 30.0
 """So long after the last doubtful answer good ones are counted as well."""
 KNOWN_S = 300.0
@@ -47,6 +50,8 @@ AGAIN = 10
 SHARE, BUDGET, BUDGET_OF_ALL = 0.015, 6.0, 24.0
 """What opinions that change nothing may cost: a share of the requests, and so many at once, of one payer and
 of all."""
+COMPUTED = 6.0
+"""So many times as much costs one about an answer that was computed: a refusal takes no time of anybody."""
 UNSURE_S = 2.0
 """So long a unit that gave a doubtful answer, and no good one, is not asked about others' answers."""
 TRIAL_S = 3.0
@@ -128,9 +133,10 @@ class Opinions:
         payer: str = "",
         *,
         is_broken: bool = False,
+        is_computed: bool = False,
     ) -> Advice:
         """A unit has answered `what` to this payer, and `asked` others have no good answer either.
-        `is_broken`: no request is answered like this.
+        `is_broken`: no request is answered like this. `is_computed`: it took as long as a good answer.
         """
         self.watching, self._last_at = True, now
         record, own = self._record(unit, kind), self._known(kind, what, payer)
@@ -147,9 +153,10 @@ class Opinions:
             return Advice.INSIST
         if own is not None:
             own.times += 1
-        if self._left(payer) < 1.0 or (own is not None and own.times % AGAIN):
+        record.cost = COMPUTED if is_computed else 1.0
+        if self._left(payer) < record.cost or (own is not None and own.times % AGAIN):
             return Advice.SHOW if own is not None or asked or not record.is_awaited else Advice.HOLD
-        self._save(payer, -1.0)
+        self._save(payer, -record.cost)
         # One that is known only looks again.
         self._opens(record, payer if own is None else None)
         return Advice.ASK
@@ -181,9 +188,9 @@ class Opinions:
 
     def dropped(self, unit: str, kind: Kind, payer: str = "", *, is_spent: bool = True) -> None:
         """Nothing is learnt of a doubt. Not `is_spent`: nobody could be asked."""
-        self._closes(unit, kind, payer)
+        record = self._closes(unit, kind, payer)
         if not is_spent:
-            self._save(payer, 1.0)
+            self._save(payer, record.cost)
 
     def _closes(self, unit: str, kind: Kind, payer: str) -> _Record:
         record = self._record(unit, kind)
@@ -201,14 +208,14 @@ class Opinions:
         mixed fleet may, whatever it is asked for.
         """
         record = self._closes(first, kind, payer)
-        self._save(payer, 1.0)
+        self._save(payer, record.cost)
         if self._known(kind, what, payer) is None:
             # Of who only looks again neither this counts nor that others say the same: a chance stays one.
             record.weigh(_REFUSED)
         self._own.pop((kind, what, payer), None)
         record.what = what
         record.outcomes.append((size, False))
-        return self._found(first, record, kind, by=by, is_fault=is_fault)
+        return self._published(self._found(first, record, kind, by=by, is_fault=is_fault))
 
     def same(
         self, first: str, second: str, kind: Kind, what: str, others: int, now: float, payer: str = ""
@@ -243,7 +250,7 @@ class Opinions:
         bad = sum(each.unasked + each.against for each in others)
         if record.unasked < _UNASKED or record.has_good or good < _UNASKED or bad > _RARE * good:
             return None
-        return self._found(unit, record, kind)
+        return self._published(self._found(unit, record, kind))
 
     def by_rate(
         self, unit: str, kind: Kind, what: str, prompt: int, now: float, *, has_begun: bool
@@ -262,7 +269,8 @@ class Opinions:
         else:
             record.count(is_bad=True)
         found = self._found(unit, record, kind)
-        return found if found.is_apart and (has_begun or record.total >= _APART_MIN) else None
+        is_worth_it = found.is_apart and (has_begun or record.total >= _APART_MIN)
+        return self._published(found) if is_worth_it else None
 
     def apart(self, unit: str, kind: Kind) -> Refusing | None:
         """What is known of a unit of which nobody was asked, if more of its answers are doubtful."""
@@ -270,7 +278,7 @@ class Opinions:
         if record.total < _APART_MIN:
             return None
         found = self._found(unit, record, kind)
-        return found if found.is_apart else None
+        return self._published(found) if found.is_apart else None
 
     # -- units ---------------------------------------------------------------------------------------------
 
@@ -292,12 +300,12 @@ class Opinions:
     def _found(
         self, unit: str, record: _Record, kind: Kind, *, by: str = "", is_fault: bool = True
     ) -> Refusing:
-        arrived, self._arrived = self._arrived, 0
         size = record.refuses_above() if record.has_good else 0
         model, needs = kind.model and f" of {kind.model}", kind.needs and f" with {kind.needs}"
         of = f" of {kind.path}{model}{needs}" + (f" above {size} bytes" if 0 < size < _NO_OPINION else "")
         is_sure = record.refuses_above() != _NO_OPINION
         others = [each for name, each in self._records[kind].items() if name != unit]
+        is_apart = record.is_apart(others)
         return Refusing(
             unit,
             record.what,
@@ -305,11 +313,17 @@ class Opinions:
             record.against,
             len(record.outcomes),
             is_sure=is_sure,
-            is_apart=record.is_apart(others),
+            is_apart=is_apart,
             is_fault=is_fault,
             by=by,
-            arrived=arrived,
+            arrived=self._arrived,
+            is_far=is_apart and record.chance_beside(others) < _HARDLY,
         )
+
+    def _published(self, found: Refusing) -> Refusing:
+        """What is known now: requests are counted anew."""
+        self._arrived = 0
+        return found
 
     def _any_refuses(self) -> bool:
         return any(
@@ -367,8 +381,8 @@ class Advice(Enum):
 class Refusing(NamedTuple):
     """What is now known of a unit: it answers `what` to requests `of` a kind, `against` of `total` times. Not
     `is_sure`: so it seems, after a few. `is_apart`: doubtful answers are a larger share of its own than of
-    others'. Not `is_fault`: units of a mixed fleet may say so. `by` is the unit that has served the last one,
-    and so many requests have `arrived` since the last time.
+    others'; `is_far`: and chance hardly explains it. Not `is_fault`: units of a mixed fleet may say so. `by`
+    is the unit that has served the last one, and so many requests have `arrived` since the last time.
     """
 
     unit: str
@@ -381,6 +395,7 @@ class Refusing(NamedTuple):
     is_fault: bool = True
     by: str = ""
     arrived: int = 0
+    is_far: bool = False
 
     @property
     def reason(self) -> str:
@@ -396,6 +411,8 @@ class _Record:
         self.pending: dict[str, int] = {}
         """Doubtful answers of which it is not known yet whose fault they are, by payer."""
         self.in_flight = self.settled = 0
+        self.cost = 1.0
+        """Of the last opinion about it."""
         self.doubted_at = -UNSURE_S
         self.unasked = 0
         """Doubtful answers about which nobody could be asked."""
@@ -425,6 +442,16 @@ class _Record:
         if min(self.total, total) < _APART_MIN:
             return self.bad == self.total and not bad
         return self.bad / self.total >= bad / total + _APART
+
+    def chance_beside(self, others: Collection[_Record]) -> float:
+        """How likely equals differ so much by chance, if nobody chooses who is asked what: Fisher's test."""
+        total, bad = sum(each.total for each in others), sum(each.bad for each in others)
+        size, all_bad = self.total + total, self.bad + bad
+        ways = (
+            comb(self.total, mine) * comb(total, all_bad - mine)
+            for mine in range(self.bad, min(self.total, all_bad) + 1)
+        )
+        return sum(ways) / comb(size, all_bad)
 
     @property
     def is_awaited(self) -> bool:

@@ -97,7 +97,7 @@ class Unit:
     def __call__(self, request: Request) -> Odd | None:
         """An odd answer, or None."""
         given_id = request.headers.get("x-request-id", "")
-        if given_id.startswith(CANARY) and not self.at_canaries:
+        if not request.path.startswith("/v1/") or (given_id.startswith(CANARY) and not self.at_canaries):
             return None
         mark = _MARK.search(request.body)
         chance = (float(mark[1]) if mark is not None else self._scene.chance) + self.more

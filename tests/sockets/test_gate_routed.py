@@ -465,6 +465,16 @@ async def test_an_aborted_answer_is_no_whole_one_where_there_is_no_other_unit() 
         assert (await client.ask(chat(stream=False))).status == 503
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_answer_that_all_units_abort_is_shown_as_the_engine_says_it(stream: bool) -> None:
+    event = b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"abort"}]}\n\ndata: [DONE]\n\n'
+    answer = SSE_HEAD + chunk(event) + LAST_CHUNK if stream else whole(ABORTED)
+    async with stage(answer, answer) as here, here.client() as client:
+        reply = await client.ask(chat(stream=stream))
+        assert (reply.status, reply.body) == (200, event if stream else ABORTED)
+        assert {bool(unit.requests) for unit in here.units} == {True}
+
+
 async def test_the_usage_of_a_plain_answer_that_comes_behind_its_head_is_read() -> None:
     """Engines write both apart."""
     async with stage(in_turn(PLAIN % len(USED), USED)) as here, here.client() as client:

@@ -26,7 +26,7 @@ from cellgate.proxy.observe.events import Action, EventLog
 from cellgate.proxy.request.answer_shape import ENDLESS, REPEATS, SHAPES, loops
 from cellgate.proxy.request.routes import find_route
 from cellgate.router.board import Board
-from cellgate.router.equals import Comparison, Mending
+from cellgate.router.equals import PAIRS_MAX, Comparison, Mending
 from cellgate.router.nouns import Evidence, Sign, Strength, Use
 from cellgate.router.opinions import REFUSING_SOURCE, Refusing
 from cellgate.router.unit_state import UnitState
@@ -36,29 +36,32 @@ TRY_EVERY_S = 1.0
 ASK_AGAIN_S, ASK_AGAIN_MAX_S = 1.0, 60.0
 """How soon a unit is compared again: twice as late each time that nothing was found, if it does not look
 worse than others."""
-FIRST_MAX = 2
-"""So many first questions are asked of a unit before its answers are good."""
+FIRST_MAX, FAR_FIRST_MAX = 2, 3
+"""So many first questions are asked of a unit, the second number where clients were answered far worse."""
 ANSWER_S = 3.0
 """So long an answer is awaited."""
 ENDLESS_S = 1.0
 """The same of a unit that sends streams without end."""
-LATER_TIMES, LATER_S = 2.5, 0.75
-"""Of a pair one may take so many times as long as the other, and at least so long."""
+LATER_TIMES, ENDLESS_TIMES, LATER_S = 2.5, 1.5, 0.75
+"""Of a pair one may take so many times as long as the other, and at least so long; fewer times where answers
+do not end."""
 ROUNDS, ENDLESS_ROUNDS = (6, 6, 8), (12, 8)
 """Pairs that are asked at once; the last one again and again. More where an answer does not end, for each
 round takes long then."""
-ROUNDS_MAX = 16
-"""So many rounds at most: pairs of which one has no answer count for nothing."""
+ASKED_MAX = 2 * PAIRS_MAX
+"""So many pairs are asked at most: those of which one has no answer count for nothing."""
 OTHERS_MAX = 4
 """So many others are asked in the first round; then the one that has answered best."""
 LACKS_MIN = 3
 """A unit that answers so many plain requests of another kind lacks something, and no more."""
 REFUSED_KINDS_MAX = 2
 """So many other kinds in use are looked at."""
-SHARE, PER_S, BUDGET, CHEAP = 0.01, 0.1, 48.0, 10.0
-"""What questions may cost: a share of the requests, so many a second, and so many at once. Those to a unit
-that does not look worse than others may use half of it. A comparison that has begun is not broken off; with
-so much evidence, which equals seldom see, it costs nothing."""
+PER_REQUEST, PER_CLIENT, BUDGET, CHEAP = 0.05, 6.0, 72.0, 8.0
+"""What questions may cost: so many for each request, and so many once for each of the most requests that were
+in flight together, but never more than the budget at once. Those to a unit that does not look worse than
+others may use half of that. A comparison that cannot be paid for goes on later. It goes on to its end, on
+credit, with so much evidence, which equals see once in as many, and where clients were answered so much worse
+that equals hardly ever are: a client may bring that about, but then the first question is answered well."""
 SUSPECT_S = 5.0
 """So long after a doubt a unit is nobody's measure, if there is another one."""
 WITHOUT_S = 30.0
@@ -67,7 +70,7 @@ REFUSALS_MAX = 4
 """Kinds of requests that are kept of each unit which refuses them: the last ones."""
 REPORTED_EVERY_S = 60.0
 """What a unit refuses, while it serves other requests, is told at most so often."""
-_TOKENS, _MORE_TOKENS, _MORE_COST = 4, 20, 4.0
+_TOKENS, _MORE_TOKENS, _MORE_COST = 4, 20, 5.0
 """So many are asked for; and where they might all be the same, which costs so much more."""
 _ANSWER_BYTES = 256 << 10
 _REFUSED_LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
@@ -94,14 +97,13 @@ class RefusedWatch:
         self._reported: dict[str, float] = {}
         self._comparisons: dict[str, asyncio.Task[None]] = {}
         self._records: dict[str, _Compared] = {}
-        self._budget, self._saved_at = BUDGET, now()
+        self._budget = self._lent = 0.0
         self._asked = 0
 
     def take(self, found: Refusing, use: Use) -> None:
         """A unit refuses what others serve, of this use."""
         state, now = self._board.units.get(found.unit), self._now()
-        saved = SHARE * found.arrived + PER_S * (now - self._saved_at)
-        self._budget, self._saved_at = min(BUDGET, self._budget + saved), now
+        self._save(found.arrived)
         if state is None or found.unit in self._out:
             return
         record = self._records.setdefault(found.unit, _Compared())
@@ -112,12 +114,20 @@ class RefusedWatch:
             return
         looks_worse = found.is_sure or found.is_apart
         # As long as it looks worse, one question after the other may be answered well by chance.
-        wait_s = ASK_AGAIN_S if looks_worse else record.wait_s
-        if now - record.compared_at < wait_s or self._budget < (1.0 if looks_worse else BUDGET / 2.0):
+        wait_s = 0.0 if found.is_far else ASK_AGAIN_S if looks_worse else record.wait_s
+        least = _cost(1, found.what) if looks_worse else self._lent / 2.0
+        if now - record.compared_at < wait_s or self._budget < least:
             return
         task = asyncio.get_running_loop().create_task(self._compare(state, found, use, record))
         self._comparisons[found.unit] = task
         task.add_done_callback(lambda _: self._comparisons.pop(found.unit, None))
+
+    def _save(self, requests: int) -> None:
+        """So many have come: what may be asked for them."""
+        lent = min(BUDGET, PER_CLIENT * sum(state.in_flight for state in self._board))
+        saved = PER_REQUEST * requests + max(0.0, lent - self._lent)
+        self._lent = max(self._lent, lent)
+        self._budget = min(BUDGET, self._budget + saved)
 
     def tick(self, now: float) -> None:
         """Try the units that are out."""
@@ -144,16 +154,20 @@ class RefusedWatch:
 
     async def _compare(self, state: UnitState, found: Refusing, use: Use, record: _Compared) -> None:
         record.spent = 0.0
-        first = await self._ask_first(state, found, use)
-        if first is not None:
-            rounds = ENDLESS_ROUNDS if first.is_endless else ROUNDS
-            comparison = await self._ask_pairs(state, found, use, rounds)
+        about = use.route, found.what
+        if record.begun is None or record.begun.about != about:
+            first = await self._ask_first(state, found, use)
+            record.begun = None if first is None else _Begun(about, first, Comparison(), {})
+        if record.begun is not None:
+            comparison = await self._ask_pairs(state, found, use, record.begun)
             if comparison.is_worse and self._board.units.get(found.unit) is state and self._others(state):
-                record.wait_s = ASK_AGAIN_S
+                record.wait_s, record.begun = ASK_AGAIN_S, None
                 # What finds something was well spent, and the next one may be as bad.
                 self._budget = min(BUDGET, self._budget + record.spent)
                 self._take_out(state, found, use, comparison)
                 return
+            if comparison.is_over or record.begun.asked >= ASKED_MAX:
+                record.begun = None
         record.compared_at = self._now()
         record.wait_s = min(2.0 * record.wait_s, ASK_AGAIN_MAX_S)
 
@@ -166,7 +180,7 @@ class RefusedWatch:
             # Half of a pair can be asked nothing alone.
             return None
         timeout_s, answer = ENDLESS_S if found.what in ENDLESS else ANSWER_S, None
-        for _ in range(FIRST_MAX):
+        for _ in range(FAR_FIRST_MAX if found.is_far else FIRST_MAX):
             self._spend(1, found.what, self._records[found.unit])
             answer = await self._ask(state, plain, timeout_s)
             if self._is_bad(state, found.what, answer) is True:
@@ -181,19 +195,24 @@ class RefusedWatch:
                 return None
         return _First(is_endless=answer is None)
 
-    async def _ask_pairs(
-        self, state: UnitState, found: Refusing, use: Use, rounds: tuple[int, ...]
-    ) -> Comparison:
-        comparison, shares = Comparison(), dict[str, list[bool]]()
-        number = 0
-        while not comparison.is_over and number < ROUNDS_MAX:
-            size = rounds[min(number, len(rounds) - 1)]
-            number += 1
+    async def _ask_pairs(self, state: UnitState, found: Refusing, use: Use, begun: _Begun) -> Comparison:
+        """Until it is over, or costs too much: then it goes on another time."""
+        comparison, shares, record = begun.comparison, begun.shares, self._records[found.unit]
+        sizes = ENDLESS_ROUNDS if begun.first.is_endless else ROUNDS
+        # Four tokens do not end: no equal does that, unless all are slow.
+        begun.on_credit |= found.is_far or (begun.first.is_endless and found.what != REPEATS)
+        while not comparison.is_over and begun.asked < ASKED_MAX:
+            size = sizes[min(begun.rounds, len(sizes) - 1)]
+            begun.on_credit = begun.on_credit or comparison.evidence >= CHEAP
+            if not begun.on_credit:
+                size = min(size, int(self._budget / _cost(2, found.what)))
             others = self._measures(state, found, shares, size)
             if not others:
                 break
-            if comparison.evidence < CHEAP:
-                self._spend(2 * len(others), found.what, self._records[found.unit])
+            # What is cut short for its price is no round.
+            begun.rounds += size == sizes[min(begun.rounds, len(sizes) - 1)]
+            begun.asked += len(others)
+            self._spend(2 * len(others), found.what, record)
             questions = [self._question(use, found.what) for _ in others]
             pairs = await asyncio.gather(
                 *(
@@ -234,7 +253,8 @@ class RefusedWatch:
         both = [asyncio.ensure_future(self._ask(each, asked, ANSWER_S)) for each in (state, other)]
         try:
             await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
-            await asyncio.wait(both, timeout=max(LATER_S, LATER_TIMES * (self._now() - begun)))
+            times = ENDLESS_TIMES if what in ENDLESS else LATER_TIMES
+            await asyncio.wait(both, timeout=max(LATER_S, times * (self._now() - begun)))
         finally:
             for task in both:
                 task.cancel()
@@ -248,8 +268,8 @@ class RefusedWatch:
         return None if answer is None else not answer
 
     def _spend(self, questions: int, what: str, record: _Compared) -> None:
-        cost = min(self._budget, questions * (_MORE_COST if what == REPEATS else 1.0))
-        self._budget -= cost
+        cost = _cost(questions, what)
+        self._budget = max(-self._lent, self._budget - cost)
         record.spent += cost
 
     def _question(self, use: Use, what: str) -> _Asked | None:
@@ -302,7 +322,7 @@ class RefusedWatch:
                 refused.mending.add(is_bad=not answer)
             if refused.mending.is_mended:
                 self._clear(name, "it answers as other units do")
-            elif not answer:
+            elif not answer and not refused.mending.is_likely:
                 return
 
     def _clear(self, name: str, reason: str) -> None:
@@ -344,6 +364,21 @@ class _First(NamedTuple):
 
 
 @dataclass(slots=True)
+class _Begun:
+    """A comparison that is not over, `about` a kind of requests and of answers. `shares`: which answers of
+    other units were bad.
+    """
+
+    about: tuple[str, str]
+    first: _First
+    comparison: Comparison
+    shares: dict[str, list[bool]]
+    rounds: int = 0
+    asked: int = 0
+    on_credit: bool = False
+
+
+@dataclass(slots=True)
 class _Compared:
     """When a unit was last suspected and compared, how long it is left alone then, and what that cost."""
 
@@ -351,6 +386,7 @@ class _Compared:
     compared_at: float = -inf
     wait_s: float = ASK_AGAIN_S
     spent: float = 0.0
+    begun: _Begun | None = None
 
 
 _NEVER_COMPARED = _Compared()
@@ -371,6 +407,10 @@ class _Refused:
     def ended(self, _task: asyncio.Task[None]) -> None:
         """It was asked."""
         self.task = None
+
+
+def _cost(questions: int, what: str) -> float:
+    return questions * (_MORE_COST if what == REPEATS else 1.0)
 
 
 def plain_request(use: Use, tokens: int, number: int = 0) -> _Asked | None:

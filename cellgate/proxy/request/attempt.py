@@ -301,6 +301,8 @@ class Attempt:
             if begun.kind is FailureKind.CLOSED_EARLY and conn.reply.marks_its_end():
                 self._ends_empty(begun.message, conn)
             else:
+                if begun.kind is FailureKind.ABORTED:
+                    self._plain = event_filter.begun_with(ended=conn.reply.ended)
                 self._abort(conn, begun)
             return None
         if begun is None and body:
@@ -337,6 +339,7 @@ class Attempt:
             self._plain = body
             return None
         if ABORT in body and self._response.route in STREAMS and is_aborted(body):
+            self._plain = body
             self._abort(conn, Failure(FailureKind.ABORTED, "its engine aborted the answer"))
             return None
         return body
@@ -438,6 +441,11 @@ class Attempt:
             self.over = True
             self._conn = None
             guarded(self._owner, self._owner.done)
+
+    @property
+    def aborted(self) -> bytes:
+        """What an engine said that has aborted its answer."""
+        return self._plain
 
     def _abort(self, conn: UnitConnection, failure: Failure) -> None:
         self.over = True

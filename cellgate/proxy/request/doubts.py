@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from cellgate.proxy.request.answer_shape import NONE_COUNTED, REPEATS
+from cellgate.proxy.request.answer_shape import ENDLESS, NONE_COUNTED, REPEATS
 from cellgate.proxy.request.exchange import ExchangeState
 from cellgate.proxy.request.ports import ImpossibleUsage
-from cellgate.proxy.request.response import NO_PATH
+from cellgate.proxy.request.response import NO_PATH, Doubt
 from cellgate.proxy.request.token_usage import CappedUsage
 from cellgate.router.nouns import Outcome
 from cellgate.router.opinions import Kind
 
 if TYPE_CHECKING:
     from cellgate.proxy.request.exchange import Exchange
-    from cellgate.proxy.request.response import Doubt
     from cellgate.router.cost_model import Usage
     from cellgate.router.unit_state import UnitState
 
 SAMPLE_BYTES = 64 << 10
 """No longer request is kept, or looked into for what it needs."""
 _NEEDS_MAX = 8
+ABORTED = "aborted by its engine"
+"""Not doubted: an engine that is paused does so. It only says what is shown if all units do."""
+_DONE, _DONE_ROUTES = b"data: [DONE]\n\n", ("chat", "completions")
+_TOKENS_COUNTED = re.compile(rb'"(?:completion|output)_tokens"\s*:\s*(\d+)')
 _NEED_USUAL = frozenset(
     (
         *(
@@ -114,20 +118,49 @@ def is_asked_for(exchange: Exchange, body: bytes) -> bool:
     return True
 
 
+def was_computed(what: str, body: bytes | None) -> bool:
+    """Whether a doubtful answer took its unit as long as a good one: it goes on, or tells of its tokens."""
+    counted = _TOKENS_COUNTED.search(body or b"")
+    return what in ENDLESS or (counted is not None and len(counted[1]) > 1)
+
+
+def keep_aborted(exchange: Exchange) -> None:
+    """Its engine has aborted the answer of the attempt in flight: that is shown if all units do."""
+    attempt, response = exchange.in_flight(), exchange.response
+    body, head = attempt.aborted, response.promised
+    if not body or head is None or response.begun or exchange.stream_resume is not None:
+        return
+    if response.is_events and exchange.response.route in _DONE_ROUTES and _DONE not in body:
+        body += _DONE
+    kept = Doubt(attempt.lease.unit, ABORTED, head, response.own_lines, body, response.status)
+    exchange.doubtful = (*exchange.doubtful, kept)
+
+
 def outcome_of_doubt(what: str, is_clients: bool, status: int) -> Outcome:
     """How an attempt ended whose answer was not good. A prompt may ask for one token again and again, or for
     none: that counts as a rate beside peers, and one such answer is nobody's error.
     """
     if what in (REPEATS, NONE_COUNTED):
         return Outcome.OK
+    if what == ABORTED:
+        return Outcome.EVICTED
     return Outcome.CLIENT_ERROR if is_clients or 400 <= status < 500 else Outcome.UNIT_ERROR
+
+
+def _best(doubts: tuple[Doubt, ...]) -> Doubt | None:
+    """The first answer that can be shown. One that was aborted only if several units did so: it is no whole
+    one, and a unit alone may be paused.
+    """
+    aborted = [each for each in doubts if each.what == ABORTED]
+    others = [each for each in doubts if each.what != ABORTED and each.head is not None]
+    return next(iter(others), aborted[0] if len({each.unit for each in aborted}) > 1 else None)
 
 
 def show_first(exchange: Exchange, held: Doubt | None = None) -> bool:
     """Nobody has a better answer: show what the first unit said, or what was held. False: no unit has said
     anything.
     """
-    first = held or next((each for each in exchange.doubtful if each.head is not None), None)
+    first = held or _best(exchange.doubtful)
     drop(exchange)
     if first is None or first.head is None or first.what == NO_PATH or exchange.response.begun:
         return False
@@ -164,4 +197,5 @@ def drop(exchange: Exchange) -> None:
     """Nothing is learnt from its doubts."""
     doubts, exchange.doubtful = exchange.doubtful, ()
     for each in doubts:
-        exchange.gate.opinions.dropped(each.unit, asked_kind(exchange), exchange.selection.ask.payer)
+        if each.what != ABORTED:
+            exchange.gate.opinions.dropped(each.unit, asked_kind(exchange), exchange.selection.ask.payer)

@@ -12,7 +12,7 @@ from cellgate.proxy.http.errors import Failure, FailureKind, for_client
 from cellgate.proxy.observe.counters import ResumeResult
 from cellgate.proxy.request.answer_shape import COMMENTS_ONLY, EVENTS_ONLY, are_idle
 from cellgate.proxy.request.continuation import StreamResume, find_way
-from cellgate.proxy.request.doubts import able, unsure
+from cellgate.proxy.request.doubts import able, keep_aborted, unsure
 from cellgate.proxy.request.exchange import ExchangeState
 from cellgate.proxy.request.routes import UNLISTED
 from cellgate.proxy.request.second_opinion import doubt, look_again, repeated
@@ -72,6 +72,8 @@ def try_again(exchange: Exchange, failure: Failure) -> None:
         reason = f"{failure.message}; it was at work: ask for a stream, or raise timeouts.answer_s"
         refuse(exchange, Failure(FailureKind.ANSWER_TIMEOUT, reason))
         return
+    if failure.kind is FailureKind.ABORTED:
+        keep_aborted(exchange)
     exchange.fail(failure)
     selection, for_the_client = exchange.selection, for_client(failure, lease.unit, committed=False)
     step = selection.next_step(lease, failure, once=exchange.route.kind is UNLISTED)

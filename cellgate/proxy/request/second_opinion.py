@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from cellgate.proxy.http.errors import Failure, FailureKind
 from cellgate.proxy.request.answer_shape import NO_TOKEN, NONE_COUNTED, REPEATS
 from cellgate.proxy.request.doubts import (
+    ABORTED,
     able,
     asked_kind,
     drop,
@@ -20,6 +21,7 @@ from cellgate.proxy.request.doubts import (
     outcome_of_doubt,
     show_first,
     unsure,
+    was_computed,
 )
 from cellgate.proxy.request.exchange import ExchangeState
 from cellgate.proxy.request.ports import Refuses
@@ -67,7 +69,8 @@ def doubt(exchange: Exchange, what: str, body: bytes | None) -> bool:
         attempt.is_clients = True
         return _end(exchange, what)
     # What is broken is no answer to anything.
-    step = opinions.doubt(unit, kind, what, asked, now, payer, is_broken=what == NO_TOKEN)
+    is_broken, is_computed = what == NO_TOKEN, was_computed(what, body)
+    step = opinions.doubt(unit, kind, what, asked, now, payer, is_broken=is_broken, is_computed=is_computed)
     if step is Advice.HOLD:
         if body is None or what == NO_PATH:
             return _end(exchange, what)
@@ -88,7 +91,8 @@ def look_again(exchange: Exchange, held: HeldAnswer, now: float) -> None:
     settled = opinions.settled(first.unit, kind)
     if settled == held.settled and now < held.until:
         return
-    step = opinions.doubt(first.unit, kind, first.what, 0, now, exchange.selection.ask.payer)
+    payer, is_computed = exchange.selection.ask.payer, was_computed(first.what, first.body)
+    step = opinions.doubt(first.unit, kind, first.what, 0, now, payer, is_computed=is_computed)
     if step is Advice.HOLD and now < held.until:
         exchange.held = held._replace(settled=settled)
         return
@@ -169,6 +173,8 @@ def served(exchange: Exchange, lease: Lease) -> None:
     opinions.good(lease.unit, kind, size)
     doubts, exchange.doubtful = exchange.doubtful, ()
     for each in doubts:
+        if each.what == ABORTED:
+            continue
         is_fault = each.what != NO_PATH
         found = opinions.served(each.unit, lease.unit, kind, size, each.what, ask.payer, is_fault=is_fault)
         _tell(exchange, found)
