@@ -5,7 +5,7 @@ Every method is synchronous and does no I/O: callers act on what is returned. Ru
 2. A flip to DOWN, or a new epoch, marks every lease on that unit as evicted, once.
 3. A unit that is removed from the configuration stays known until its last lease has closed.
 
-In this order: `Board`, `Uses`, `flip_of`, `Learning`.
+In this order: `Board`, `flip_of`.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from collections.abc import Collection, Container, Iterable, Iterator, Mapping, 
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import partial
-from itertools import islice
 from math import inf
 from typing import NamedTuple
 
 from cellgate.router import outliers
-from cellgate.router.attention import STAYS_S, USUAL_S, Attention
-from cellgate.router.cost import COSTS, Expected, cost_terms, usual_of
-from cellgate.router.cost_model import ALL_BLOCKS, RemoteLoad, expected_s
+from cellgate.router.attention import STAYS_S, Attention
+from cellgate.router.cost import Expected
+from cellgate.router.cost_model import RemoteLoad
 from cellgate.router.departures import leavers
+from cellgate.router.fleet_learning import COSTS_AT_ONCE, Learning, foresee
 from cellgate.router.judge import ANSWER_SOURCE, STALL_SOURCE, judge, open_case
-from cellgate.router.learning import JOINED_S, AnswerLengths, Peer, learn_of_peers, learning_of_peers
+from cellgate.router.learning import JOINED_S, AnswerLengths
 from cellgate.router.nouns import (
     UNKNOWN_BUILD,
     Ask,
@@ -39,15 +39,15 @@ from cellgate.router.nouns import (
     Sign,
     Strength,
     Unit,
-    Use,
     Verdict,
 )
 from cellgate.router.opinions import REFUSING_SOURCE
-from cellgate.router.outliers import Outlier, Speed, compare, fade
+from cellgate.router.outliers import Outlier
 from cellgate.router.prefill_decode import Pairs
 from cellgate.router.prefix import ProvenPrefixes, RemotePrefixes, SharedPrefixes
 from cellgate.router.queue import Pools
 from cellgate.router.unit_state import EventEnds, Lease, UnitState, Usable
+from cellgate.router.uses import Uses
 
 _NOTHING_EXPECTED = Expected()
 _NONE_KEPT: Mapping[str, Kept] = {}
@@ -189,7 +189,7 @@ class Board:
                 state.costs.on_up()
             elif before.because is not None and before.because.source == STALL_SOURCE:
                 state.cleared_at = evidence.at
-            if len(self.units) <= AT_ONCE:
+            if len(self.units) <= COSTS_AT_ONCE:
                 self.update_costs(evidence.at)
         flip = flip_of(state, before, evidence)
         if after.verdict is Verdict.DOWN:
@@ -592,80 +592,6 @@ class Changes(NamedTuple):
 _NO_CONSEQUENCE = Consequence()
 
 
-# Which kinds of requests clients send, so that canaries ask for these kinds. Pure.
-#
-# A kind is a path, whether it is streamed, and a model. It is in use for USED_S after it was last answered
-# somewhere: only what a unit has answered can be expected of the others.
-
-
-USED_S = 600.0
-USES_KEPT = 64
-"""Kinds that are kept: the last ones."""
-LOOKED_AT = 64
-"""Requests of a unit that are looked at for one that waits."""
-HANGS_S = 2.0
-"""A request that waits for so long, while later ones are answered, may hang alone."""
-LATER_S = 0.25
-"""A request that came so much later was not under way at the same time."""
-
-
-class Uses:
-    """The kinds in use at one gate."""
-
-    def __init__(self) -> None:
-        self._at: dict[Use, float] = {}
-        self._plain_at: dict[str, float] = {}
-        """When the last plain request that a unit has answered was sent to it."""
-
-    def note(self, state: UnitState, now: float) -> None:
-        """Look at what a unit has just answered: its last plain answer, and the last request it has."""
-        if (plain := state.costs.last_plain) is not None:
-            self._note(plain[0].ask, plain[2])
-            self._plain_at[state.unit.name] = plain[0].opened_at
-        last = next(reversed(state.leases), None)
-        if last is not None and last.committed:
-            self._note(last.ask, now)
-
-    def of(self, state: UnitState, now: float) -> Iterator[Use]:
-        """What is in use of what a unit serves, the last first."""
-        for use, at in reversed(self._at.items()):
-            if now - at <= USED_S and state.serves_model(use.model or None):
-                yield use
-
-    def answers_since(self, state: UnitState, since: float) -> bool:
-        """Whether a unit has answered a request that came after `since`: what was there before cannot be
-        waiting behind others then. A unit of several queues shows nothing.
-        """
-        later = since + LATER_S
-        if state.ranks.count:
-            return False
-        if self._plain_at.get(state.unit.name, -1.0) > later:
-            return True
-        last = zip(reversed(state.leases), range(LOOKED_AT), strict=False)
-        return any(lease.committed and lease.opened_at > later for lease, _ in last)
-
-    def hanging(self, state: UnitState, now: float) -> Lease | None:
-        """A request of a unit that waits, while a later one was answered."""
-        for lease, _ in zip(state.leases, range(LOOKED_AT), strict=False):
-            if not (lease.committed or lease.evicted or lease.paused):
-                is_old = now - lease.opened_at > HANGS_S
-                return lease if is_old and self.answers_since(state, lease.opened_at) else None
-        return None
-
-    def _note(self, ask: Ask, at: float) -> None:
-        use = use_of(ask)
-        if use.route and at > self._at.get(use, -1.0):
-            self._at.pop(use, None)
-            self._at[use] = at
-            if len(self._at) > USES_KEPT:
-                del self._at[next(iter(self._at))]
-
-
-def use_of(ask: Ask) -> Use:
-    """The kind of a request."""
-    return Use(ask.route, ask.stream, ask.model or "")
-
-
 # A change of verdict, and why a unit went DOWN, in one word for alerts. Pure.
 
 
@@ -697,129 +623,3 @@ def down_cause(before: Case, evidence: Evidence, health: Evidence | None) -> Dow
         return DownCause.REFUSED
     is_healthy = health is not None and health.sign is Sign.GOOD and health.at >= before.since
     return DownCause.WEDGED if is_healthy else DownCause.UNHEALTHY
-
-
-# Compares units: their costs, estimates from peers, and units that are slower than their cell.
-
-
-PEERS_S = 1.0
-"""How often units take over estimates from their peers."""
-NEW_RATES_S, ROUND_S = 10.0, 240.0
-"""The same in a large fleet: where rates of some are new, and where none are."""
-AT_ONCE = 64
-"""Up to so many units, costs are computed again whenever one comes up. When the units of a larger fleet come
-up together, that would take the loop for seconds: they wait for the next tick.
-"""
-
-
-class Learning:
-    """Has units take over estimates from peers, once in PEERS_S seconds; and at once when another rate of a
-    unit was measured at all: beside that, the guesses for the others may be ten times off, and the rest of a
-    burst would go to this one. In a large fleet rates that were measured for the first time are looked for
-    every NEW_RATES_S seconds, and otherwise units learn as often as they take turns, some on each tick.
-    """
-
-    def __init__(self) -> None:
-        self._at = self._look_at = -inf
-        self._guesses = 0
-        """How many rates of units were never measured, the last time."""
-        self._going_on: Iterator[None] | None = None
-        """In a large fleet: what is left of it."""
-
-    def tick(self, watched: Attention, now: float) -> None:
-        """Learn, if it is due. To be called before costs are computed."""
-        states = watched.fleet.values()
-        if watched.is_large:
-            self._tick_of_many(watched, now)
-            return
-        guesses = sum([state.costs.guesses() for state in states])
-        if now - self._at >= PEERS_S or guesses < self._guesses:
-            _watch(states)
-            learn_of_peers([_peer(state) for state in states], now - max(self._at, 0.0))
-            self._at = now
-        self._guesses = guesses
-
-    def _tick_of_many(self, watched: Attention, now: float) -> None:
-        if self._going_on is not None:
-            if next(self._going_on, self) is self:
-                self._going_on = None
-            return
-        if now < self._look_at:
-            return
-        self._look_at = now + NEW_RATES_S
-        _watch(watched.units)
-        new = [state.costs for state in watched.units if state.costs.guesses() != state.costs.guesses_told]
-        for costs in new:
-            costs.guesses_told = costs.guesses()
-        if new or now - self._at >= ROUND_S:
-            is_first, elapsed_s, self._at = self._at == -inf, now - max(self._at, 0.0), now
-            peers = [_peer(state) for state in watched.fleet.values()]
-            if is_first:
-                learn_of_peers(peers, elapsed_s)
-            else:
-                self._going_on = learning_of_peers(peers, elapsed_s)
-
-
-def _peer(state: UnitState) -> Peer:
-    return Peer(state.base_models(), state.weight, state.costs.rates)
-
-
-def _watch(states: Iterable[UnitState]) -> None:
-    """Have units without a measured step learn one from the gaps of streams that have not ended yet: the
-    first answers may take a minute.
-    """
-    new = (state for state in states if state.leases and not state.costs.rates.steps.seen)
-    for state in islice(new, AT_ONCE):
-        if (speed := state.speed()) is not None:
-            state.costs.rates.steps.learn(speed.gap_s, speed.batch)
-
-
-def foresee(watched: Attention, others: Mapping[str, RemoteLoad], now: float) -> None:
-    """Recompute the slow parts of the cost of the units that are looked at. `others`: requests of other gates
-    at each.
-    """
-    units = watched.fleet.values()
-    is_due = not watched.is_large or watched.usual is None or now - watched.usual_at >= USUAL_S
-    due = watched.units if watched.usual is not None or not watched.is_large else list(units)
-    others_s = _others_s(due, others, now) if others else {}
-    for state in due:
-        there, other_s = others.get(state.unit.name), others_s.get(state.unit.name, 0.0)
-        state.costs.size(state.load, ALL_BLOCKS // max(len(units), 1))
-        state.costs.learn_facts(state.load, there, other_s, state.far_s, now)
-    if is_due:
-        watched.usual, watched.usual_at = usual_of([state.costs.facts for state in units], COSTS), now
-    facts = [state.costs.facts for state in due]
-    for state, one in zip(due, cost_terms(facts, COSTS, watched.usual), strict=True):
-        state.costs.set_terms(one)
-
-
-def _others_s(states: Iterable[UnitState], others: Mapping[str, RemoteLoad], now: float) -> dict[str, float]:
-    """Seconds of other gates' prompts at each unit that is in rotation."""
-    pools: dict[tuple[str | None, frozenset[str]], list[UnitState]] = {}
-    for state in states:
-        if state.is_usable():
-            pools.setdefault((state.unit.role, state.base_models()), []).append(state)
-    found: dict[str, float] = {}
-    for pool in pools.values():
-        lines = [state.costs.line(others.get(state.unit.name), now) for state in pool]
-        found.update(zip((state.unit.name for state in pool), expected_s(lines), strict=True))
-    return found
-
-
-def compare_speeds(states: Collection[UnitState], rules: Rules) -> list[UnitState]:
-    """Compare the units of each cell with each other; returns those whose `degraded` came or went."""
-    cells: dict[str, list[tuple[UnitState, Speed]]] = {}
-    for state in states:
-        if (speed := state.speed()) is not None:
-            cells.setdefault(state.unit.cell, []).append((state, speed))
-    changed = [state for state in states if state.outlier.degraded and state.speed() is None]
-    for state in changed:
-        state.outlier = fade(state.outlier)
-    changed = [state for state in changed if not state.outlier.degraded]
-    for rows in cells.values():
-        for state, speed in rows if len(rows) > 1 else ():
-            others = [other for known, other in rows if known is not state]
-            before, state.outlier = state.outlier, compare(state.outlier, speed, others, rules)
-            if bool(before.degraded) is not bool(state.outlier.degraded):
-                changed.append(state)
-    return changed

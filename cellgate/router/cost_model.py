@@ -65,7 +65,7 @@ class CostModel:
         """The plain answer that ended last, and when, until something was learnt from it."""
         self.facts = Facts(rates)
         """What the last forecast was made from."""
-        self.guesses_told = -1
+        self.known_guesses = -1
         """How many `guesses` there were when peers last learnt of it; -1: they have not."""
         self.set_terms(cost_terms([self.facts], COSTS)[0])
         self.size(None, ALL_BLOCKS)

@@ -10,7 +10,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from cellgate.router.board import Board, Consequence, compare_speeds
+from cellgate.router.board import Board, Consequence
+from cellgate.router.fleet_learning import compare_speeds
 from cellgate.router.health import find_stall, still_s
 from cellgate.router.judge import STALL_SOURCE
 from cellgate.router.nouns import Evidence, Fleet, Load, Sign, Strength, Verdict

@@ -30,7 +30,7 @@ from cellgate.proxy.config.sources import SOURCES
 from cellgate.proxy.http.fetch import ProbeTransport
 from cellgate.router import doubted_agents, health
 from cellgate.router.attention import STAYS_S, Attention, rest
-from cellgate.router.board import Board, Consequence, Uses
+from cellgate.router.board import Board, Consequence
 from cellgate.router.health import borne_until, hides_work, is_seen_still, stall_limit_s
 from cellgate.router.nouns import (
     Answered,
@@ -54,6 +54,7 @@ from cellgate.router.nouns import (
     Verdict,
 )
 from cellgate.router.unit_state import UnitState
+from cellgate.router.uses import Uses
 
 _OTHER_GATE = "gate "
 """How the sources of what other gates say begin."""

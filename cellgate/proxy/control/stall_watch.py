@@ -17,7 +17,8 @@ from cellgate.probes.readiness import Readiness
 from cellgate.proxy.control.prober import Prober
 from cellgate.proxy.observe.events import Action, ActionKind, EventLog
 from cellgate.router.attention import rest
-from cellgate.router.board import Board, compare_speeds, use_of
+from cellgate.router.board import Board
+from cellgate.router.fleet_learning import compare_speeds
 from cellgate.router.health import Stall, find_rank_stall, find_stall, is_on, still_s
 from cellgate.router.judge import STALL_SOURCE
 from cellgate.router.nouns import (
@@ -29,6 +30,7 @@ from cellgate.router.nouns import (
 )
 from cellgate.router.outliers import COMPARE_S, UNREACHABLE_S
 from cellgate.router.unit_state import UnitState
+from cellgate.router.uses import use_of
 
 LAG_S = 0.25
 """A tick that is this late shows that the gate lags."""

@@ -27,10 +27,10 @@ from cellgate.proxy.request.exchange import ExchangeState
 from cellgate.proxy.request.ports import Refuses
 from cellgate.proxy.request.response import NO_PATH, Doubt, HeldAnswer
 from cellgate.proxy.request.start import find_unit, refuse
-from cellgate.router.board import use_of
 from cellgate.router.nouns import Outcome, Refusal
 from cellgate.router.opinions import Advice, Refusing
 from cellgate.router.unit_state import Lease
+from cellgate.router.uses import use_of
 
 if TYPE_CHECKING:
     from cellgate.proxy.request.exchange import Exchange

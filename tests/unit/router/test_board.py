@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from cellgate.router import board as peers
 from cellgate.router.board import RESTART_SUSPECTED_S, Board
+from cellgate.router.fleet_learning import COSTS_AT_ONCE
 from cellgate.router.nouns import (
     Ask,
     Evidence,
@@ -128,14 +128,14 @@ def test_growing_counters_are_life_and_standing_ones_are_not() -> None:
     assert unit.progress_at == NOW + 4.5, "our own tokens explain it"
 
 
-@pytest.mark.parametrize(("units", "times"), [(4, 4), (peers.AT_ONCE + 1, 0)])
+@pytest.mark.parametrize(("units", "times"), [(4, 4), (COSTS_AT_ONCE + 1, 0)])
 def test_units_of_a_large_fleet_that_come_up_together_are_priced_once_by_the_next_tick(
     monkeypatch: pytest.MonkeyPatch, units: int, times: int
 ) -> None:
     found = Board(RULES)
     found.configure(Fleet(units=tuple(Unit(f"u{n}", "c", f"http://u{n}") for n in range(units))), 0.0)
     asked: list[float] = []
-    monkeypatch.setattr(peers, "foresee", lambda _states, _others, now: asked.append(now))
+    monkeypatch.setattr("cellgate.router.board.foresee", lambda _states, _others, now: asked.append(now))
     for name in found.units:
         found.observe(Evidence(name, Sign.GOOD, Strength.STRONG, "canary", "it answered", 1.0))
     assert asked == [1.0] * times

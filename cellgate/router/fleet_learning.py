@@ -1,0 +1,142 @@
+"""What units learn of each other: estimates from peers, costs beside others, and who is slower than its cell.
+
+In this order: `Learning`, `foresee`, `compare_speeds`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from itertools import islice
+from math import inf
+
+from cellgate.router.attention import USUAL_S, Attention
+from cellgate.router.cost import COSTS, cost_terms, usual_of
+from cellgate.router.cost_model import ALL_BLOCKS, RemoteLoad, expected_s
+from cellgate.router.learning import Peer, learn_of_peers, learning_of_peers
+from cellgate.router.nouns import (
+    Rules,
+)
+from cellgate.router.outliers import Speed, compare, fade
+from cellgate.router.unit_state import UnitState
+
+PEERS_S = 1.0
+"""How often units take over estimates from their peers."""
+NEW_RATES_S, ROUND_S = 10.0, 240.0
+"""The same in a large fleet: where rates of some are new, and where none are."""
+COSTS_AT_ONCE = 64
+"""Up to so many units, costs are computed again whenever one comes up. When the units of a larger fleet come
+up together, that would take the loop for seconds: they wait for the next tick.
+"""
+
+
+class Learning:
+    """Has units take over estimates from peers, once in PEERS_S seconds; and at once when another rate of a
+    unit was measured at all: beside that, the guesses for the others may be ten times off, and the rest of a
+    burst would go to this one. In a large fleet rates that were measured for the first time are looked for
+    every NEW_RATES_S seconds, and otherwise units learn as often as they take turns, some on each tick.
+    """
+
+    def __init__(self) -> None:
+        self._at = self._look_at = -inf
+        self._guesses = 0
+        """How many rates of units were never measured, the last time."""
+        self._going_on: Iterator[None] | None = None
+        """In a large fleet: what is left of it."""
+
+    def tick(self, watched: Attention, now: float) -> None:
+        """Learn, if it is due. To be called before costs are computed."""
+        states = watched.fleet.values()
+        if watched.is_large:
+            self._tick_of_many(watched, now)
+            return
+        guesses = sum([state.costs.guesses() for state in states])
+        if now - self._at >= PEERS_S or guesses < self._guesses:
+            _watch(states)
+            learn_of_peers([_peer(state) for state in states], now - max(self._at, 0.0))
+            self._at = now
+        self._guesses = guesses
+
+    def _tick_of_many(self, watched: Attention, now: float) -> None:
+        if self._going_on is not None:
+            if next(self._going_on, self) is self:
+                self._going_on = None
+            return
+        if now < self._look_at:
+            return
+        self._look_at = now + NEW_RATES_S
+        _watch(watched.units)
+        new = [state.costs for state in watched.units if state.costs.guesses() != state.costs.known_guesses]
+        for costs in new:
+            costs.known_guesses = costs.guesses()
+        if new or now - self._at >= ROUND_S:
+            is_first, elapsed_s, self._at = self._at == -inf, now - max(self._at, 0.0), now
+            peers = [_peer(state) for state in watched.fleet.values()]
+            if is_first:
+                learn_of_peers(peers, elapsed_s)
+            else:
+                self._going_on = learning_of_peers(peers, elapsed_s)
+
+
+def _peer(state: UnitState) -> Peer:
+    return Peer(state.base_models(), state.weight, state.costs.rates)
+
+
+def _watch(states: Iterable[UnitState]) -> None:
+    """Have units without a measured step learn one from the gaps of streams that have not ended yet: the
+    first answers may take a minute.
+    """
+    new = (state for state in states if state.leases and not state.costs.rates.steps.seen)
+    for state in islice(new, COSTS_AT_ONCE):
+        if (speed := state.speed()) is not None:
+            state.costs.rates.steps.learn(speed.gap_s, speed.batch)
+
+
+def foresee(watched: Attention, others: Mapping[str, RemoteLoad], now: float) -> None:
+    """Recompute the slow parts of the cost of the units that are looked at. `others`: requests of other gates
+    at each.
+    """
+    units = watched.fleet.values()
+    is_due = not watched.is_large or watched.usual is None or now - watched.usual_at >= USUAL_S
+    due = watched.units if watched.usual is not None or not watched.is_large else list(units)
+    others_s = _others_s(due, others, now) if others else {}
+    for state in due:
+        there, other_s = others.get(state.unit.name), others_s.get(state.unit.name, 0.0)
+        state.costs.size(state.load, ALL_BLOCKS // max(len(units), 1))
+        state.costs.learn_facts(state.load, there, other_s, state.far_s, now)
+    if is_due:
+        watched.usual, watched.usual_at = usual_of([state.costs.facts for state in units], COSTS), now
+    facts = [state.costs.facts for state in due]
+    for state, one in zip(due, cost_terms(facts, COSTS, watched.usual), strict=True):
+        state.costs.set_terms(one)
+
+
+def _others_s(states: Iterable[UnitState], others: Mapping[str, RemoteLoad], now: float) -> dict[str, float]:
+    """Seconds of other gates' prompts at each unit that is in rotation."""
+    pools: dict[tuple[str | None, frozenset[str]], list[UnitState]] = {}
+    for state in states:
+        if state.is_usable():
+            pools.setdefault((state.unit.role, state.base_models()), []).append(state)
+    found: dict[str, float] = {}
+    for pool in pools.values():
+        lines = [state.costs.line(others.get(state.unit.name), now) for state in pool]
+        found.update(zip((state.unit.name for state in pool), expected_s(lines), strict=True))
+    return found
+
+
+def compare_speeds(states: Collection[UnitState], rules: Rules) -> list[UnitState]:
+    """Compare the units of each cell with each other; returns those whose `degraded` came or went."""
+    cells: dict[str, list[tuple[UnitState, Speed]]] = {}
+    for state in states:
+        if (speed := state.speed()) is not None:
+            cells.setdefault(state.unit.cell, []).append((state, speed))
+    changed = [state for state in states if state.outlier.degraded and state.speed() is None]
+    for state in changed:
+        state.outlier = fade(state.outlier)
+    changed = [state for state in changed if not state.outlier.degraded]
+    for rows in cells.values():
+        for state, speed in rows if len(rows) > 1 else ():
+            others = [other for known, other in rows if known is not state]
+            before, state.outlier = state.outlier, compare(state.outlier, speed, others, rules)
+            if bool(before.degraded) is not bool(state.outlier.degraded):
+                changed.append(state)
+    return changed
