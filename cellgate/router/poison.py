@@ -323,7 +323,6 @@ class PoisonRecord:
         """Whether the unit was dying already, by a cause that it shares with the one before."""
         is_so = (
             not self.met_one_dying
-            and loss.is_loss
             and loss.at - loss.opened_at < MOMENT_S
             and any(mark.lived_s > USUAL_S and loss.at - mark.death.at < MOMENT_S for mark in self.marks)
             and len(death.there) > 1
