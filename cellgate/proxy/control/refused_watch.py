@@ -56,7 +56,7 @@ LACKS_MIN = 3
 """A unit that answers so many plain requests of another kind lacks something, and no more."""
 REFUSED_KINDS_MAX = 2
 """So many other kinds in use are looked at."""
-PER_REQUEST, PER_CLIENT, BUDGET, CHEAP = 0.05, 6.0, 72.0, 8.0
+PER_REQUEST, PER_CLIENT, BUDGET, CHEAP = 0.05, 12.0, 128.0, 8.0
 """What questions may cost: so many for each request, and so many once for each of the most requests that were
 in flight together, but never more than the budget at once. Those to a unit that does not look worse than
 others may use half of that. A comparison that cannot be paid for goes on later. It goes on to its end, on
