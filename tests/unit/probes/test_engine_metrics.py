@@ -169,6 +169,8 @@ TRT_LLM = b"""trtllm_num_requests_running{engine_type="trtllm",model_name="m"} 3
 trtllm_num_requests_waiting{engine_type="trtllm",model_name="m"} 1.0
 trtllm_kv_cache_utilization{engine_type="trtllm",model_name="m"} 0.62
 trtllm_generation_tokens_total{engine_type="trtllm",model_name="m"} 40.0
+trtllm_prompt_tokens_total{engine_type="trtllm",model_name="m"} 10.0
+trtllm_kv_cache_gen_alloc_blocks_total{engine_type="trtllm",model_name="m"} 5.0
 """
 LLAMA_CPP = b"""# HELP llamacpp:prompt_tokens_total Number of prompt tokens processed, excluding cached tokens
 # TYPE llamacpp:prompt_tokens_total counter
@@ -189,7 +191,7 @@ llamacpp:n_busy_slots_per_decode 1.41474
     [
         (TRITON, Load("u", 1.0, waiting=3, progress=14.0)),
         (TRITON_TRT_LLM, Load("u", 1.0, 4, 3, 0.5, progress=77.0)),
-        (TRT_LLM, Load("u", 1.0, 3, 1, 0.62, progress=40.0)),
+        (TRT_LLM, Load("u", 1.0, 3, 1, 0.62, progress=55.0)),
         (LLAMA_CPP, Load("u", 1.0, 2, 1, progress=1831.0, sighted=True)),
         (
             LLAMA_CPP + b"llamacpp:kv_cache_usage_ratio 0.25\n",
