@@ -135,17 +135,23 @@ class KnownAnswer:
         return api, reply
 
 
-async def ask_again(
-    fetch: Fetch, question: str, of_engine: str, timeout_s: float
-) -> tuple[AnswerToken, ...] | None:
-    """What a unit says to a question that it has answered before; None: it does not answer it now. Raises
-    FetchError.
-    """
+ASKED_AGAIN_S = 10.0
+"""So long the answer to a question that is asked again is awaited."""
+
+
+async def ask_again(fetch: Fetch, question: str, of_engine: str) -> tuple[AnswerToken, ...] | None:
+    """What a unit says to a question that a unit has answered before; None: it does not answer it now."""
     api, _, model = question.partition(" ")
-    body = orjson.dumps(_body(api, model, of_engine))
-    reply = await fetch(
-        "POST", _KNOWN_PROMPT_APIS[api], body=body, timeout_s=timeout_s, max_bytes=_KNOWN_PROMPT_LIMIT_BYTES
-    )
+    try:
+        reply = await fetch(
+            "POST",
+            _KNOWN_PROMPT_APIS[api],
+            body=orjson.dumps(_body(api, model, of_engine)),
+            timeout_s=ASKED_AGAIN_S,
+            max_bytes=_KNOWN_PROMPT_LIMIT_BYTES,
+        )
+    except FetchError:
+        return None
     return _tokens(reply) if reply.status == 200 else None
 
 

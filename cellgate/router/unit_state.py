@@ -196,12 +196,12 @@ class UnitState(InRotation):
     last_evidence: dict[tuple[str | None, str], Evidence]
     """By node and source."""
     answered_at: float
+    """When anything of it last answered."""
     asked_at: float
     """When it, or a node of it, was first asked something since the last answer; inf: all is answered, -inf:
     it has never answered."""
     calm_since: float
     """Since when a unit of a large fleet has rested; inf: it does not (see attention.py)."""
-    """When anything of it last answered."""
     stalls: deque[Stalled]
     """The last ones."""
     pauses: Pauses

@@ -11,15 +11,13 @@ import asyncio
 from collections.abc import Callable
 from typing import NamedTuple
 
-from cellgate.probes.base import Fetch, FetchError
+from cellgate.probes.base import Fetch
 from cellgate.probes.known_answer import ask_again
 from cellgate.router.board import Board
 from cellgate.router.equals import Comparison
-from cellgate.router.known_answers import AnswerTokens, Doubted, is_same
+from cellgate.router.known_answers import Doubted, is_same
 from cellgate.router.unit_state import UnitState
 
-ANSWER_S = 10.0
-"""So long an answer is awaited."""
 IN_USE_S, IN_USE_TIMES = 1.0, 60
 """A unit with requests answers a little otherwise: so long, so many times, until both are idle."""
 UNANSWERED_MAX = 3
@@ -57,7 +55,8 @@ class AnswerPairs(NamedTuple):
                 waited += 1
                 await asyncio.sleep(IN_USE_S)
                 continue
-            said = await asyncio.gather(self._ask(state, question), self._ask(peer, question))
+            asked = (ask_again(self.fetch_of(each), question, each.engine) for each in (state, peer))
+            said = await asyncio.gather(*asked)
             if said[0] is None or said[1] is None:
                 unanswered += 1
                 continue
@@ -66,10 +65,3 @@ class AnswerPairs(NamedTuple):
                 other_is_bad=not is_same(said[1], claim.peers[peer.unit.name], self.tolerance),
             )
         return comparison
-
-    async def _ask(self, state: UnitState, question: str) -> AnswerTokens | None:
-        """What the unit says now; None: no answer."""
-        try:
-            return await ask_again(self.fetch_of(state), question, state.engine, ANSWER_S)
-        except FetchError:
-            return None

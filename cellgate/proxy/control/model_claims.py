@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Literal
 
-from cellgate.probes.base import Fetch, FetchError
+from cellgate.probes.base import Fetch
 from cellgate.probes.known_answer import ask_again, known_prompt_apis
 from cellgate.proxy.observe.events import Action, EventLog
 from cellgate.proxy.observe.text import one_line
@@ -29,8 +29,6 @@ CLAIM_AGAIN_S, CLAIM_AGAIN_MAX_S = 1.0, 300.0
 """How soon a unit is asked again: twice as late after each answer that is another one."""
 CLAIM_PAUSE_S = 0.1
 """Between two models on which it agrees: it may have loaded a hundred adapters."""
-CLAIM_ANSWER_S = 10.0
-"""So long an answer is awaited."""
 CLAIMS_EVENT_S = 60.0
 """Changes of one unit are told at most so often; `why` has the last one."""
 
@@ -133,10 +131,7 @@ class ModelClaims:
         return not apis
 
     async def _ask(self, state: UnitState, question: str) -> AnswerTokens:
-        try:
-            return await ask_again(self._fetch_of(state), question, state.engine, CLAIM_ANSWER_S) or ()
-        except FetchError:
-            return ()
+        return await ask_again(self._fetch_of(state), question, state.engine) or ()
 
     def _believe(self, claim: _Claim, model: str) -> None:
         state = claim.state
