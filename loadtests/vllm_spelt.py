@@ -9,6 +9,7 @@ error, which is counted. The exit code is 1 when an answer is another.
 
 import argparse
 import asyncio
+import itertools
 import sys
 from typing import Any, NamedTuple
 
@@ -23,18 +24,17 @@ from loadtests.wire.blocking import fetch
 
 TIMES, TOKENS = 20, 120
 SILENCE_S = 120.0
-ASKED: dict[str, Any] = {
-    "model": "tiny",
-    "max_tokens": TOKENS,
-    "stream": True,
-    "stream_options": {"include_usage": True},
+ASKED: dict[str, Any] = {"model": "tiny", "stream": True}
+TELLING = {"max_tokens": TOKENS, "stream_options": {"include_usage": True}}
+PATHS: dict[str, str] = {
+    "completion": "completions",
+    "chat": "chat/completions",
+    "message": "messages",
+    "response": "responses",
 }
-KINDS: dict[str, tuple[str, dict[str, Any]]] = {
-    "completion, greedy": ("completions", {"temperature": 0}),
-    "completion, sampled": ("completions", {"temperature": 1.0}),
-    "chat, greedy": ("chat/completions", {"temperature": 0}),
-    "chat, sampled": ("chat/completions", {"temperature": 1.0}),
-}
+SAMPLING: dict[str, dict[str, Any]] = {"greedy": {"temperature": 0}, "sampled": {"temperature": 1.0}}
+_LENGTH = ("length", "max_tokens", "incomplete")
+"""How an answer ends that has all the tokens that were asked for."""
 
 
 class Answer(NamedTuple):
@@ -65,7 +65,8 @@ def _drill(engine: str, times: int) -> int:
         Relay("b", engine, budget) as b,
         GateProcess([Named("a", a.url), Named("b", b.url)]) as gate,
     ):
-        for kind, (path, sampling) in KINDS.items():
+        kinds = itertools.product(PATHS, SAMPLING)
+        for kind, (path, sampling) in {f"{a}, {b}": (PATHS[a], SAMPLING[b]) for a, b in kinds}.items():
             whole = lost = odd = 0
             for number in range(times):
                 body = _body(path, number) | sampling
@@ -90,7 +91,14 @@ def _drill(engine: str, times: int) -> int:
 
 def _body(path: str, number: int) -> dict[str, Any]:
     prompt = f"{number} gates stand before the engine"
-    return ASKED | ({"prompt": prompt} if path == "completions" else {"messages": [_user(prompt)]})
+    match path:
+        case "completions":
+            return ASKED | TELLING | {"prompt": prompt}
+        case "responses":
+            return ASKED | {"input": prompt, "max_output_tokens": TOKENS}
+        case "messages":
+            return ASKED | {"messages": [_user(prompt)], "max_tokens": TOKENS}
+    return ASKED | TELLING | {"messages": [_user(prompt)]}
 
 
 def _user(text: str) -> dict[str, str]:
@@ -101,7 +109,7 @@ def _wrong(expected: Answer, got: Answer, *, is_greedy: bool) -> str:
     """What is wrong with an answer that has come; empty: nothing."""
     if is_greedy and (got.text, got.ends, got.tokens) != (expected.text, expected.ends, expected.tokens):
         return f"{got.tokens} tokens, {got.ends}, {len(got.text)} characters; not {expected}"
-    if got.ends == ["length"] and got.tokens != TOKENS:
+    if got.ends and got.ends[0] in _LENGTH and got.tokens != TOKENS:
         return f"it ended by its length of {got.tokens} tokens"
     if got.tokens > TOKENS or len(got.ends) != 1:
         return f"{got.tokens} tokens, {got.ends}"
@@ -122,18 +130,40 @@ def _ask(url: str, body: dict[str, Any]) -> Answer:
     text, tokens, events, error = "", 0, 0, "" if reply.status == 200 else f"{reply.status}"
     ends: list[str] = []
     for event in reply.body.split(b"\n\n"):
-        data = event.removeprefix(b"data: ")
+        data = event.rpartition(b"data: ")[2]
         if not data.startswith(b"{"):
             continue
         document = orjson.loads(data)
         events += 1
         error = error or str((document.get("error") or {}).get("message", ""))
-        tokens = (document.get("usage") or {}).get("completion_tokens", tokens)
-        for choice in document.get("choices", ()):
-            assert not choice.get("token_ids")
-            text += choice.get("text") or choice.get("delta", {}).get("content") or ""
-            ends += [choice["finish_reason"]] if choice.get("finish_reason") else []
+        piece, end, count = _read_block(document) if "type" in document else _read_choice(document)
+        text, tokens = text + piece, tokens if count is None else count
+        ends += [end] if end else []
     return Answer(text, ends, tokens, events, error)
+
+
+def _read_choice(document: dict[str, Any]) -> tuple[str, str, int | None]:
+    """Text, end and tokens that an event of a chat or a completion tells."""
+    usage = document.get("usage") or {}
+    choice: dict[str, Any] = next(iter(document.get("choices", ())), {})
+    assert not choice.get("token_ids")
+    text = choice.get("text") or choice.get("delta", {}).get("content") or ""
+    return text, choice.get("finish_reason") or "", usage.get("completion_tokens")
+
+
+def _read_block(document: dict[str, Any]) -> tuple[str, str, int | None]:
+    """The same of an event of `/v1/messages` or `/v1/responses`."""
+    match document["type"]:
+        case "content_block_delta":
+            return document["delta"].get("text", ""), "", None
+        case "response.output_text.delta":
+            return document["delta"], "", None
+        case "message_delta":
+            return "", document["delta"]["stop_reason"], document["usage"]["output_tokens"]
+        case "response.completed" | "response.incomplete":
+            response = document["response"]
+            return "", response["status"], response["usage"]["output_tokens"]
+    return "", "", None
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ What follows depends on the ids and not on the text, as in a model.
 
 from __future__ import annotations
 
+import itertools
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
@@ -14,11 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cellgate.proxy.http.sse import payload, split
-from cellgate.proxy.resume.chat import BrokenStream, NextPart, StreamJoiner, again, ending, ways_for
+from cellgate.proxy.resume.chat import BrokenStream, NextPart, again, ending, ways_for
 from cellgate.proxy.resume.eligible import TOKENS, stops_of, ways_of
 from cellgate.proxy.resume.proof import ProofRequest, UnprovenError
-from cellgate.proxy.resume.replay import ReplayBuffer, plain
+from cellgate.proxy.resume.replay import EventRewriter, ReplayBuffer, plain
 from cellgate.proxy.resume.shown import MismatchError
+from cellgate.proxy.resume.transcript import gives_ids
 from tests.machines.test_wire_fuzz import fuzz
 
 END = 0
@@ -57,6 +59,8 @@ class Engine(NamedTuple):
     def prompt_of(self, body: dict[str, Any]) -> list[int]:
         if ids := (body.get("kv_transfer_params") or {}).get("prompt_token_ids"):
             return list(ids)
+        if "input" in body:
+            body = {"messages": [{"role": "user", "content": body["input"]}]}
         if "messages" not in body:
             prompt = body["prompt"] if "prompt" in body else body["content"]
             return list(prompt) if isinstance(prompt, list) else self.spelt(prompt)
@@ -157,12 +161,13 @@ class Broken:
     def __init__(self, body: dict[str, Any], engine: Engine) -> None:
         self.body, self.chat = body, "messages" in body
         ways = ways_of(body, chat=self.chat)
-        self.asked = body | ({"return_token_ids": True} if engine.name == "vllm" else {})
-        self.replay = ReplayBuffer(framed=False, ways=ways if engine.name == "vllm" else ways & ~TOKENS)
+        has_ids = gives_ids(engine.name, "1.0", "chat" if self.chat else "completions")
+        self.asked = body | ({"return_token_ids": True} if has_ids else {})
+        self.replay = ReplayBuffer(framed=False, ways=ways if has_ids else ways & ~TOKENS)
         self.shown = b""
         self.generated = 0
         """Tokens that its units have generated of what was shown, where nothing was generated twice."""
-        self.joiner: StreamJoiner | None = None
+        self.joiner: EventRewriter | None = None
         self.lost = ""
 
     def take(self, engine: Engine, upto: int) -> bool:
@@ -252,25 +257,37 @@ def broken(body: dict[str, Any], engines: list[Engine], cuts: list[int]) -> Brok
 @fuzz(600)
 @given(
     BODIES,
-    st.booleans(),
+    st.sampled_from([("vllm", True), ("vllm", False), ("sglang", False)]),
     WORDS,
     st.sampled_from([(1,), (1, 2), (3, 1, 1)]),
     st.booleans(),
     st.lists(st.integers(1, 30), min_size=1, max_size=2),
 )
 def test_with_token_ids_a_resumed_answer_has_the_text_the_usage_and_the_end_of_one_that_did_not_break(
-    body: dict[str, Any], chat: bool, prompt: str, sizes: tuple[int, ...], odd: bool, cuts: list[int]
+    body: dict[str, Any],
+    engine: tuple[str, bool],
+    prompt: str,
+    sizes: tuple[int, ...],
+    odd: bool,
+    cuts: list[int],
 ) -> None:
+    name, chat = engine
     body |= {"messages": [{"role": "user", "content": prompt}]} if chat else {"prompt": prompt}
-    engines = [Engine("vllm", f"u{number}", sizes, odd) for number in range(len(cuts) + 1)]
+    engines = [Engine(name, f"u{number}", sizes, odd) for number in range(len(cuts) + 1)]
     check(body, engines, broken(body, engines, cuts))
 
 
 @fuzz(400)
-@given(BODIES, st.booleans(), WORDS, st.sampled_from(["sglang", "llamacpp", "vllm 0.10"]), st.integers(1, 30))
+@given(
+    BODIES,
+    st.sampled_from([("sglang", True), *itertools.product(["llamacpp", "vllm 0.10"], [True, False])]),
+    WORDS,
+    st.integers(1, 30),
+)
 def test_without_ids_it_is_counted_by_events_or_not_resumed(
-    body: dict[str, Any], chat: bool, prompt: str, name: str, cut: int
+    body: dict[str, Any], engine: tuple[str, bool], prompt: str, cut: int
 ) -> None:
+    name, chat = engine
     body |= {"messages": [{"role": "user", "content": prompt}]} if chat else {"prompt": prompt}
     body.pop("stop", None)
     engines = [Engine(name, f"u{number}") for number in range(2)]

@@ -427,7 +427,7 @@ def _begin_leg(exchange: Exchange, lease: Lease, target: bytes, body: bytes) -> 
 def _gives_ids(exchange: Exchange, lease: Lease) -> bool:
     """Whether the unit gives token ids, and they are of use."""
     state = lease.unit_state
-    is_known = gives_ids(state.engine, state.build.version)
+    is_known = gives_ids(state.engine, state.build.version, exchange.route.name)
     return is_known and not why_not_resumed(
         exchange.gate.settings.no_continuation, exchange.request, exchange.selection.ask
     )

@@ -399,7 +399,7 @@ class NextPart(NamedTuple):
 
     target: bytes
     body: bytes
-    joiner: StreamJoiner
+    joiner: EventRewriter
 
 
 PlainWay = Generator[ProofRequest, dict[str, Any], NextPart | bytes]

@@ -5,7 +5,7 @@ In this order: `ResumeMethod`, `BlockResumption`, `StreamApi`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, Protocol
@@ -18,9 +18,10 @@ from cellgate.proxy.http.unit import Pool
 from cellgate.proxy.observe.counters import ResumeKind
 from cellgate.proxy.resume import messages, responses
 from cellgate.proxy.resume.blocks import BlockJoiner, BlockTranscript, Dialect, last_of
-from cellgate.proxy.resume.chat import MakeHead, Questions, Resuming, Resumption
+from cellgate.proxy.resume.chat import MakeHead, NextPart, Questions, Resuming, Resumption
 from cellgate.proxy.resume.eligible import AGAIN, OPEN, FieldRules, ways_of
-from cellgate.proxy.resume.messages import Chat, ResumedAnswer, given, prove_prompt
+from cellgate.proxy.resume.messages import Chat, given, prove_prompt
+from cellgate.proxy.resume.proof import ProofRequest, UnprovenError
 from cellgate.proxy.resume.replay import MakeTranscript, ReplayBuffer
 from cellgate.proxy.resume.transcript import Transcript
 
@@ -80,7 +81,7 @@ class BlockResumption:
         self._request = request
         self._replay = replay
         self._body: dict[str, Any] = orjson.loads(request.body)
-        self._questions: Questions[ResumedAnswer] | None = None
+        self._questions: Questions[NextPart | bytes] | None = None
 
     @property
     def is_proving(self) -> bool:
@@ -106,17 +107,10 @@ class BlockResumption:
     def begin(self, owner: Resuming, pool: Pool, engine: str, head: MakeHead, *, fresh: bool = False) -> None:
         """Ask a unit that runs `engine` to resume the stream; `owner` gets the result."""
         self._owner = owner
-        shown, api = self._shown(), self._api
-        if not shown.blocks or api.fields.ways_of(self._body) & AGAIN:
-            # The tokenizer may spell a text in other tokens than were generated; then a greedy answer would
-            # go on in another way. Computed again it is the answer of one unit.
-            self._start_again()
-        elif not shown.text or engine not in OF_TOKENS or not api.fields.ways_of(self._body) & OPEN:
-            self.unproven(f"its engine ({engine}) takes no tokens for a prompt")
-        else:
-            proof = prove_prompt(api.dialect, self._body, shown, api.chat_of)
-            self._questions = Questions(proof, self, self._proven, pool, head)
-            self._questions.begin(fresh=fresh)
+        request = self._request
+        proof = next_part(self._api, self._body, request.body, request.target, self._shown(), engine)
+        self._questions = Questions(proof, self, self._proven, pool, head)
+        self._questions.begin(fresh=fresh)
 
     def abandon(self) -> None:
         """Stop asking."""
@@ -133,28 +127,39 @@ class BlockResumption:
         """The unit failed before it was proven."""
         self._owner.failed(failure)
 
-    def _proven(self, found: ResumedAnswer) -> None:
-        shown, dialect, body = self._shown(), self._api.dialect, self._body
-        left = {}
-        if type(limit := body.get(dialect.limit)) is int:
-            left = {dialect.limit: limit - found.tokens.shown}
-            if left[dialect.limit] <= 0:
-                self._owner.conclude(last_of(dialect, shown, found.tokens))
-                return
-        start = len(shown.text or "")
-        joiner = BlockJoiner(dialect, shown, found.tokens, start)
-        longer = orjson.dumps(body | dialect.unstored | given(found.ids) | left)
-        self._owner.resume_with(self._request.target, longer, self._replay, joiner)
-
-    def _start_again(self) -> None:
-        """The request is the same, and the unit must repeat what was shown."""
-        joiner = BlockJoiner(self._api.dialect, self._shown(), None)
-        self._owner.resume_with(self._request.target, self._request.body, self._replay, joiner)
+    def _proven(self, found: NextPart | bytes) -> None:
+        if isinstance(found, bytes):
+            self._owner.conclude(found)
+        else:
+            self._owner.resume_with(found.target, found.body, self._replay, found.joiner)
 
     def _shown(self) -> BlockTranscript:
         shown = self._replay.read()
         assert isinstance(shown, BlockTranscript)
         return shown
+
+
+def next_part(
+    api: BlockApi, body: dict[str, Any], sent: bytes, target: bytes, shown: BlockTranscript, engine: str
+) -> Generator[ProofRequest, dict[str, Any], NextPart | bytes]:
+    """What a unit that runs `engine` gets to go on with an answer to `body` (`sent` to the path `target`) of
+    which this was `shown`, or the last events. Raises UnprovenError.
+    """
+    dialect, ways = api.dialect, api.fields.ways_of(body)
+    if not shown.blocks or ways & AGAIN:
+        # The tokenizer may spell a text in other tokens than were generated; then a greedy answer would
+        # go on in another way. Computed again it is the answer of one unit.
+        return NextPart(target, sent, BlockJoiner(dialect, shown, None))
+    if not shown.text or engine not in OF_TOKENS or not ways & OPEN:
+        raise UnprovenError(f"its engine ({engine}) takes no tokens for a prompt")
+    found = yield from prove_prompt(dialect, body, shown, api.chat_of)
+    left = {}
+    if type(limit := body.get(dialect.limit)) is int:
+        left = {dialect.limit: limit - found.tokens.shown}
+        if left[dialect.limit] <= 0:
+            return last_of(dialect, shown, found.tokens)
+    joiner = BlockJoiner(dialect, shown, found.tokens, len(shown.text))
+    return NextPart(target, orjson.dumps(body | dialect.unstored | given(found.ids) | left), joiner)
 
 
 # How the streams of each route are read and resumed: a table.
@@ -168,19 +173,22 @@ class StreamApi(NamedTuple):
     way: Callable[[Request, ReplayBuffer], ResumeMethod]
 
 
-_STREAM_MESSAGES = BlockApi(messages.Messages(), messages.MESSAGES_FIELDS, messages.chat_of)
-_RESPONSES = BlockApi(responses.Responses(), responses.RESPONSES_FIELDS, responses.chat_of)
+BLOCK_APIS = {
+    "messages": BlockApi(messages.Messages(), messages.MESSAGES_FIELDS, messages.chat_of),
+    "responses": BlockApi(responses.Responses(), responses.RESPONSES_FIELDS, responses.chat_of),
+}
 
-_MESSAGES_SHAPE = partial(BlockTranscript, _STREAM_MESSAGES.dialect)
-_RESPONSES_SHAPE = partial(BlockTranscript, _RESPONSES.dialect)
+
+def _of_blocks(kind: ResumeKind, name: str) -> StreamApi:
+    api = BLOCK_APIS[name]
+    return StreamApi(kind, partial(BlockTranscript, api.dialect), partial(BlockResumption, api=api))
+
 
 STREAMS = {
     "chat": StreamApi(ResumeKind.TEXT, Transcript, partial(Resumption, chat=True)),
     "completions": StreamApi(ResumeKind.TEXT, Transcript, partial(Resumption, chat=False)),
-    "messages": StreamApi(
-        ResumeKind.MESSAGES, _MESSAGES_SHAPE, partial(BlockResumption, api=_STREAM_MESSAGES)
-    ),
-    "responses": StreamApi(ResumeKind.RESPONSES, _RESPONSES_SHAPE, partial(BlockResumption, api=_RESPONSES)),
+    "messages": _of_blocks(ResumeKind.MESSAGES, "messages"),
+    "responses": _of_blocks(ResumeKind.RESPONSES, "responses"),
 }
 """Of these routes the answers are kept: all of each where another unit could resume it, else its end."""
 PLAIN_ROUTES = ("chat", "completions")

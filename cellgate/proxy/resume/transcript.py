@@ -3,7 +3,7 @@ client. Pure.
 
 Wire format: vLLM from 0.10.2 on. `return_token_ids` in the request; then `prompt_token_ids` in the first
 event, of completions in its choice, and `token_ids` in the choice of each further one. Without it both are
-null, or not there.
+null, or not there. SGLang 0.5.23 does the same for completions; a chat that streams and asks gets a 400.
 
 In this order: `TokenLog`, `Transcript`, `kind_of`.
 """
@@ -14,6 +14,7 @@ import re
 from array import array
 from collections import deque
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import orjson
@@ -30,14 +31,17 @@ _TRANSCRIPT_ASKED = b'{"return_token_ids":true,'
 _TRANSCRIPT_PROMPT = re.compile(rb'"prompt_token_ids":\s*\[([\d,\s]*)\]')
 _TRANSCRIPT_TOKENS = re.compile(rb'"token_ids":\s*\[([\d,\s]*)\]')
 IDS, NO_IDS = b'"token_ids":[', b'"token_ids":null'
-_TRANSCRIPT_VERSION = re.compile(r"v?(\d+)\.(\d+)")
-_SINCE = (0, 11)
+_TRANSCRIPT_VERSION = re.compile(r"v?(\d+)\.(\d+)(?:\.(\d+))?")
+_SINCE = {("vllm", "chat"): (0, 11), ("vllm", "completions"): (0, 11), ("sglang", "completions"): (0, 5, 23)}
 
 
-def gives_ids(engine: str, version: str) -> bool:
-    """Whether an engine gives token ids in its streams, and continues them."""
-    found = _TRANSCRIPT_VERSION.match(version)
-    return engine == "vllm" and found is not None and (int(found[1]), int(found[2])) >= _SINCE
+@lru_cache(maxsize=64)
+def gives_ids(engine: str, version: str, route: str) -> bool:
+    """Whether an engine gives token ids in its streams of a route, and continues them."""
+    since, found = _SINCE.get((engine, route)), _TRANSCRIPT_VERSION.match(version)
+    return (
+        since is not None and found is not None and tuple(int(each or 0) for each in found.groups()) >= since
+    )
 
 
 def asking(body: bytes) -> bytes:

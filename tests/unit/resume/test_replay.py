@@ -433,9 +433,12 @@ TOKEN = (
 def test_engines_that_are_known_to_give_them_are_asked_in_front_of_the_clients_own_fields() -> None:
     asked = asking(b' {"model": "m", "stream": true}')
     assert orjson.loads(asked) == {"return_token_ids": True, "model": "m", "stream": True}
-    assert all(gives_ids("vllm", version) for version in ("0.11.0rc2", "1.0"))
-    assert not any(gives_ids("vllm", version) for version in ("0.10.2", "dev", ""))
-    assert not gives_ids("sglang", "0.5.23")
+    assert all(gives_ids("vllm", version, "chat") for version in ("0.11.0rc2", "1.0"))
+    assert not any(gives_ids("vllm", version, "completions") for version in ("0.10.2", "dev", ""))
+    assert gives_ids("sglang", "0.5.23", "completions")
+    # There it is a 400.
+    assert not gives_ids("sglang", "0.5.23", "chat")
+    assert not gives_ids("sglang", "0.5.22.post1", "completions")
 
 
 def test_the_client_gets_the_bytes_that_it_would_have_got() -> None:
