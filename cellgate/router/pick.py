@@ -23,7 +23,7 @@ from cellgate.router.learning import MODELS_MAX
 from cellgate.router.nouns import USABLE, Ask, Candidate, Policy, Refusal, SplitPlan, Verdict
 from cellgate.router.prefix import Reuses
 from cellgate.router.queue import MOVED_S, PoolQueue, Queue, Ticket, TicketKind
-from cellgate.router.sampling import LOOK_AT_ALL, SHARE, Explorer, Sampler
+from cellgate.router.sampling import LOOK_AT_ALL, REPEATS, SHARE, Explorer, Sampler
 from cellgate.router.shares import Asking, Shares, Waiting, is_crowded, to_read
 from cellgate.router.unit_state import Lease, UnitState, Usable
 
@@ -201,8 +201,12 @@ class Router:
             return next((row for row in ranked if not self._is_late(row, ask, found.expected, now)), None)
         best, explorer = ranked[0], self._explorer
         explorer.budget_s += SHARE * best.cost_s
-        is_due = self._by_seconds and (now >= explorer.look_at or not best.has_room)
-        return explorer.choose(found.rows, best, ask, found.expected, now) if is_due else best
+        is_due = now >= explorer.look_at or not best.has_room
+        if not is_due and explorer.is_any_cold:
+            is_due = found.expected.charged <= REPEATS
+        if is_due and self._by_seconds:
+            return explorer.choose(found.rows, best, ask, found.expected, now)
+        return best
 
     def _near(self, rows: list[Candidate], ask: Ask, expected: Expected, now: float) -> list[Candidate]:
         """Those at the least distance, and farther ones where it would itself wait less, distance included.
@@ -701,7 +705,7 @@ def _first_kind(
             cooling.append(row)
         else:
             up.append(row)
-    if cooling and up and all(row.in_flight for row in up):
+    if cooling and up:
         # One at a time is no burden for a unit in slow start, and spares the others.
         units = board.units
         up += [row for row in cooling if not row.in_flight and units[row.unit].cool_until <= now]

@@ -10,14 +10,13 @@ Sampling, when there are too many units to consider all:
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from math import inf
 
 from cellgate.router.board import Board
 from cellgate.router.cost import Expected
 from cellgate.router.cost_model import CostModel
 from cellgate.router.nouns import Ask, Candidate
-from cellgate.router.unit_state import UnitState
 
 LOOK_AT_ALL = 24
 """With up to this many units all are considered."""
@@ -89,13 +88,14 @@ class Sampler:
 # Pure.
 #
 # A unit that was slow once would otherwise never get the request that shows its present speed. It gets one
-# that would go there if it were as fast as the best unit, and none that stays where its prompt is cached. One
-# whose cache is empty would get none of those that begin as many do: it gets one that would be as well off
-# there if that beginning were cached. The cost is limited to a share of all waiting time: each pick adds to a
-# budget, and exploring takes out what it costs more. All units get the same of it: the one that has been idle
-# for the longest, measured by its price, is next, and the budget is saved for it. So a unit that seems ten
-# times slower is explored rarely, and a cheaper one does not take it all; once whatever the budget is, when
-# it seems slower because of its weight, and was never tried. Asks with a deadline never explore.
+# that would go there if it were as fast as the best unit, and none that stays where its prompt is cached.
+# One whose cache is empty would get none of those that begin as many do: it gets those that would be as
+# well off there if that beginning were cached, one at a time. The cost is limited to a share of all waiting
+# time: each pick adds to a budget, and exploring takes out what it costs more. A cold unit is first: what
+# it lacks is known. All others get the same of it: the one that has been idle for the longest, measured by
+# its price, is next, and the budget is saved for it. So a unit that seems ten times slower is explored
+# rarely, and one that is cheaper does not take it all; once whatever the budget is, when it seems slower
+# because of its weight, and was never tried. Asks with a deadline never explore.
 
 
 SHARE = 0.02
@@ -107,7 +107,7 @@ LOOK_S = 0.1
 """How often such units are searched."""
 SAME_S = 0.001
 """So little is no difference."""
-REPEATS, BRANCHES = 0.5, 3
+REPEATS, BRANCHES = 0.6, 3
 """A beginning of which at most so much is charged (see Expected) comes about once a minute for each unit, or
 more often, and if prompts go on from it in so many ways, it is not that of one session: whoever computes it
 once will soon be asked for it again."""
@@ -118,11 +118,14 @@ ALIKE = 1.05
 
 
 class Explorer:
-    """The budget of exploration, from `look_at` on. Each pick adds SHARE of its prediction."""
+    """The budget of exploration, from `look_at` on; where a unit is cold, at any time for a common beginning.
+    Each pick adds SHARE of its prediction.
+    """
 
     def __init__(self, board: Board) -> None:
         self._board = board
         self.look_at = 0.0
+        self.is_any_cold = False
         self.budget_s = 0.0
 
     def choose(
@@ -131,27 +134,33 @@ class Explorer:
         """`best`, or instead of it the idle unit of its cell whose turn it is, if the budget affords it."""
         self.budget_s = min(self.budget_s, BUDGET_MAX_S)
         self.look_at = now + LOOK_S
-        states, most_due, chosen, price_s = self._board.units, 0.0, best, 0.0
+        states, most_due, chosen, price_s = self._board.units, (False, 0.0), best, 0.0
         usual = states[best.unit]
         fast, is_common = usual.costs.cost_terms, _is_common(usual.costs, ask, expected)
+        few, self.is_any_cold = COLD * len(usual.costs.prefixes), False
         for row in rows:
             state = states[row.unit]
             idle_s, costs = now - state.last_lease_at, state.costs
-            if idle_s <= IDLE_S or row.in_flight or not row.has_room or state.unit.cell != usual.unit.cell:
+            if row.in_flight or not row.has_room or state.unit.cell != usual.unit.cell:
                 continue
-            own, is_cold = costs.cost_terms, is_common and _is_cold(row, best, ask, expected, states, now)
+            if is_cold := len(costs.prefixes) < few:
+                self.is_any_cold = True
+                is_cold = is_common and _is_as_good_warm(costs, row, best, ask, expected, now)
+            if idle_s <= IDLE_S and not is_cold:
+                continue
+            own = costs.cost_terms
             is_slow = own.token_s > fast.token_s or own.step_s > fast.step_s or own.latency_s > fast.latency_s
             if not (is_slow or is_cold):
                 continue
             # One that has had no request since it came up may be dearer for its weight alone.
             is_guessed = state.last_lease_at <= state.up_since and state.weight < usual.weight
             regret_s = row.cost_s - best.cost_s
-            due = inf if is_guessed else idle_s / max(regret_s, SAME_S)
+            due = (is_cold, inf if is_guessed else idle_s / max(regret_s, SAME_S))
             if due > most_due and (is_guessed or regret_s <= BUDGET_MAX_S):
                 as_fast = costs.estimate(ask, row.cached_blocks, expected, now, like=usual.costs)
                 if is_cold or as_fast.terms[0] <= best.cost_s + SAME_S:
                     most_due, chosen, price_s = due, row, max(regret_s, 0.0)
-        if price_s > self.budget_s and most_due < inf:
+        if price_s > self.budget_s and most_due[1] < inf:
             return best
         self.budget_s = max(self.budget_s - price_s, 0.0)
         return chosen
@@ -163,13 +172,9 @@ def _is_common(costs: CostModel, ask: Ask, expected: Expected) -> bool:
     return expected.charged <= REPEATS and costs.prefixes.branches(ask.blocks[shared - 1]) >= BRANCHES
 
 
-def _is_cold(
-    row: Candidate, best: Candidate, ask: Ask, expected: Expected, states: Mapping[str, UnitState], now: float
+def _is_as_good_warm(
+    costs: CostModel, row: Candidate, best: Candidate, ask: Ask, expected: Expected, now: float
 ) -> bool:
-    """Whether a unit that holds little would be as good as the best one if it held what is shared of the
-    prompt.
-    """
-    costs, usual = states[row.unit].costs, states[best.unit].costs
-    if row.cached_blocks >= expected.shared_blocks or len(costs.prefixes) > COLD * len(usual.prefixes):
-        return False
-    return costs.estimate(ask, expected.shared_blocks, expected, now).terms[0] <= ALIKE * best.cost_s
+    """Whether a unit would be as good as the best one if it held what is shared of the prompt."""
+    held = max(row.cached_blocks, expected.shared_blocks)
+    return costs.estimate(ask, held, expected, now).terms[0] <= ALIKE * best.cost_s

@@ -1,8 +1,9 @@
 """A unit that comes back with an empty cache: how soon it serves its share of agents' load, and the price.
 
 `python -m loadtests.gym.cold_unit [--plot FILE.png]`: one of four units is away for ten seconds. With what
-the gate does for it (`warmed`), and without: each seed twice. What must hold: the mean TTFT of all requests
-of the minute after is at most 1.05 times as long as without.
+the gate does for it (`warmed`), and without: each seed twice. "Soonest" is when it would have served its
+share if every session that begins had gone to it: to move one costs its whole prompt. What must hold: the
+mean TTFT of all requests of the minute after is at most 1.05 times as long as without.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import argparse
 import random
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from math import inf
@@ -23,7 +24,7 @@ from loadtests.gym.cells import Cell, rate_of
 from loadtests.gym.fleets import FLEETS
 from loadtests.gym.gate import make_gates
 from loadtests.gym.loads import LOADS
-from loadtests.gym.nouns import Call, Change, Fleet
+from loadtests.gym.nouns import Call, Change, Fleet, Request
 from loadtests.gym.world import World
 from loadtests.kit.report import columns, print_problems
 
@@ -42,12 +43,13 @@ TTFT_MOST = 1.05
 
 
 class Seen(NamedTuple):
-    """Of one run: seconds after its return until the unit's first request, and until it served its share; the
-    TTFT of all; its part of the requests, second by second.
+    """Of one run: seconds after its return until the unit's first request, until it served its share, and
+    until it would have with all sessions that began; TTFT of all; its part of the requests, by seconds.
     """
 
     first_s: float
     share_s: float
+    soonest_s: float
     ttfts: list[float]
     parts: list[float]
 
@@ -82,7 +84,7 @@ def main() -> int:
     with ProcessPoolExecutor(options.jobs) as pool:
         for (cell, _, _, warmed), seen in zip(jobs, pool.map(_play, jobs), strict=True):
             found.setdefault((cell, warmed), []).append(seen)
-    head = ("cell", "", "first request", "at most", "its share", "at most", "TTFT of all", "x")
+    head = ("cell", "", "first request", "at most", "its share", "at most", "soonest", "TTFT of all", "x")
     print(columns([head, *(_line(cell, warmed, found) for cell, warmed in found)]))
     if options.plot is not None:
         _draw(found, options.plot)
@@ -108,18 +110,36 @@ def _play(job: tuple[Cell, int, int, bool]) -> Seen:
         sampling.REPEATS = before
     back_at = world.begins_at + 0.5 * last_at
     after = [(at - back_at, unit == COLD, call) for at, unit, call in world.sent if at >= back_at]
-    looks = [LOOK_S * number for number in range(1, int(4 * AFTER_S / LOOK_S) + 1)]
-    parts = [_part([cold for at, cold, _ in after if look_s - WINDOW_S < at <= look_s]) for look_s in looks]
+    parts = _parts([(at, cold) for at, cold, _ in after])
+    numbers = {call.request.number for *_, call in after}
+    movable = {turn for each in made if each.number in numbers for turn in _turns(each)}
     return Seen(
         next((at for at, cold, _ in after if cold), inf),
-        next((look_s for look_s, part in zip(looks, parts, strict=True) if part >= SHARE), inf),
+        _share_s(parts),
+        _share_s(_parts([(at, call.request.number in movable) for at, _, call in after])),
         [call.first_at - call.came_at for at, _, call in after if at <= AFTER_S and not call.refused],
         parts,
     )
 
 
+def _turns(request: Request | None) -> Iterator[int]:
+    while request is not None:
+        yield request.number
+        request = request.then
+
+
+def _parts(sent: Sequence[tuple[float, bool]]) -> list[float]:
+    """The cold unit's part of the last requests, at each look."""
+    looks = [LOOK_S * number for number in range(1, int(4 * AFTER_S / LOOK_S) + 1)]
+    return [_part([cold for at, cold in sent if look_s - WINDOW_S < at <= look_s]) for look_s in looks]
+
+
 def _part(cold: Sequence[bool]) -> float:
     return sum(cold) / len(cold) if cold else 0.0
+
+
+def _share_s(parts: Sequence[float]) -> float:
+    return next((LOOK_S * number for number, part in enumerate(parts, start=1) if part >= SHARE), inf)
 
 
 def _ttft_s(runs: Sequence[Seen]) -> float:
@@ -133,6 +153,7 @@ def _line(cell: Cell, warmed: bool, found: dict[tuple[Cell, bool], list[Seen]]) 
         str(cell),
         "warmed" if warmed else "without",
         *(f"{each:.1f} s" for each in (median(firsts), max(firsts), median(shares), max(shares))),
+        f"{median(seen.soonest_s for seen in runs):.1f} s",
         f"{_ttft_s(runs):.3f} s",
         f"{_ttft_s(runs) / _ttft_s(found[cell, False]):.2f}",
     )

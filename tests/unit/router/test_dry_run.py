@@ -102,10 +102,12 @@ def test_the_candidates_stand_in_their_rank_with_every_term_and_what_is_cached()
     assert first.total_s == pytest.approx(sum(first[1:]))
     assert first.prefill_s == pytest.approx(1000 / 3000)
     assert reasons(found) == {"u0": "", "u1": "", "u2": "", "u3": "full"}
-    # One that has just come up is set aside by chance.
+    # One that has just come up gets one at a time, and more by chance.
     router.board.rules = replace(router.board.rules, slow_start_s=1000.0)
     for state in router.board:
         state.up_since = NOW if state.unit.name == "u1" else -1e6
+    assert reasons(look(router))["u1"] == ""
+    router.board.open("u1", PROMPT, NOW, retry=False)
     assert reasons(look(router))["u1"] == "slow_start"
 
 
