@@ -10,8 +10,8 @@ are there again when the next unit dies. Requests are identified by the fingerpr
 3. So the third death identifies the request, and there is no fourth.
 4. It is refused to who asked for it, until units have died for two payers: a client bans its own prompts.
 5. A death counts only until the request, or another one of its prompt, has passed the point at which it
-   died, because a poisonous prompt ends units at the same point each time. One that is answered in full is
-   innocent.
+   died, because a poisonous prompt ends units at the same point each time: so does one that was computed for
+   longer before it died itself. One that is answered in full is innocent.
 """
 
 from __future__ import annotations
@@ -43,9 +43,11 @@ SHARED_S = 20.0
 """When all units fall silent within this time, with no request on all of them, they share another cause."""
 SLACK_TOKENS = 8
 """A request is past the point of a death after this many more tokens: the last ones may not have arrived."""
-OUTLIVED, OUTLIVED_S = 1.25, 2.0
-"""Another request of the prompt, elsewhere, is past the point of a death after so many times as long, and at
-least so much longer: units of a cell are about as fast."""
+OUTLIVED, OUTLIVED_S = 1.15, 1.5
+"""Another request of the prompt, in the same cell, is past the point of a death after so many times as long,
+and at least so much longer: units of a cell are about as fast."""
+RAN_S = 60.0
+"""For so long it is known how long the prompt was computed: later units may be less busy."""
 STRIDE = 0.1
 """Deaths at the same number of tokens of an attempt, within this share, have one cause."""
 PAYERS = 2
@@ -101,6 +103,7 @@ class Ledger:
             return PromptVerdict.MOVES
         death.died.add(loss.fingerprint)
         record.marks = _weighed(_noted(record.marks, _mark(death, loss)))
+        record.outlive(loss.cell, loss.ran_s, loss.at)
         death.is_silent = death.is_silent and loss.is_silent
         self._note_many(death)
         self._note_shared(loss.at, places)
@@ -123,16 +126,12 @@ class Ledger:
         return frozenset(
             fingerprint
             for fingerprint, record in self.records.items()
-            if not all(mark.passed for mark in record.marks)
+            if not all(mark.is_over for mark in record.marks)
         )
 
-    def outlived(self, fingerprint: int, lived_s: float) -> None:
-        """One of its requests has been at a unit that works for so long: past the deaths before it."""
-        record = self.records[fingerprint]
-        record.marks = tuple(
-            replace(mark, passed=True) if lived_s > _outlived_s(mark.lived_s) else mark
-            for mark in record.marks
-        )
+    def outlived(self, fingerprint: int, cell: str, ran_s: float, now: float) -> None:
+        """One of its requests has been computed for so long in this cell: past the deaths before that."""
+        self.records[fingerprint].outlive(cell, ran_s, now)
 
     def answered(self, fingerprint: int) -> None:
         """A request was answered in full: it is innocent."""
@@ -175,7 +174,8 @@ class Ledger:
     def _death(self, loss: Loss, there: Callable[[], Iterable[int]], *, works: bool) -> Death:
         death = self._deaths.get(loss.place)
         if death is None or not death.is_of(loss):
-            death = Death(loss.unit, loss.place, loss.at, frozenset((*there(), loss.fingerprint)), works)
+            those = frozenset((*there(), loss.fingerprint))
+            death = Death(loss.unit, loss.place, loss.at, those, works, loss.cell)
             self._deaths[loss.place] = death
         death.last_at = self.last_at = loss.at
         return death
@@ -197,7 +197,11 @@ class Ledger:
 
     def _verdict(self, fingerprint: int, record: PoisonRecord, now: float) -> PromptVerdict:
         standing = record.standing
-        strides = tuple(mark for mark in _of_one_stride(record.marks) if mark.death.lost_at is not None)
+        strides = tuple(
+            mark
+            for mark in _of_one_stride(record.marks)
+            if mark.death.lost_at is not None and not mark.outlived
+        )
         if len(standing) > 1 or len(strides) > 2:
             suspected = standing if len(standing) > 1 else strides
             if self._is_alone(fingerprint, suspected, now):
@@ -213,7 +217,7 @@ class Ledger:
     def _has_met(self, fingerprint: int, deaths: Collection[Death]) -> bool:
         record = self.records.get(fingerprint)
         return record is not None and all(
-            any(mark.death is death and not mark.passed for mark in record.marks) for death in deaths
+            any(mark.death is death and not mark.is_over for mark in record.marks) for death in deaths
         )
 
 
@@ -242,6 +246,7 @@ class Death:
     at: float
     there: frozenset[int]
     works: bool
+    cell: str = ""
     died: set[int] = field(default_factory=set)
     placed: Counter[str] = field(default_factory=Counter)
     last_at: float = 0.0
@@ -271,7 +276,9 @@ class Loss:
     one death.
     `is_loss`: it was more than an error that its engine reported; `is_reply`: it was no more than a reply of
     a unit that seems well, to which there is a bound of its own; `is_silent`: the gate has given it up;
-    `worked_at`: when the unit last showed that it works; `payer`: who asked.
+    `worked_at`: when the unit last showed that it works; `payer`: who asked. Of the
+    same prompt at the unit the one that it had longest was there for `lived_s`, of which it is known to have
+    been computed for `ran_s`.
     """
 
     unit: str
@@ -287,11 +294,16 @@ class Loss:
     is_silent: bool = False
     worked_at: float = inf
     payer: str = ""
+    cell: str = ""
+    lived_s: float = 0.0
+    ran_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A death of a fingerprint, and how far the request had come; of several, the furthest."""
+    """A death of a fingerprint, and how far the request had come; of several, the furthest. `passed`: it, or
+    another one, has come further; `outlived`: it was computed for longer elsewhere.
+    """
 
     death: Death
     tokens: int
@@ -299,6 +311,12 @@ class Mark:
     lived_s: float
     is_reply: bool = False
     passed: bool = False
+    outlived: bool = False
+
+    @property
+    def is_over(self) -> bool:
+        """Whether this death was not the prompt's, as far as known."""
+        return self.passed or self.outlived
 
 
 @dataclass(eq=False, slots=True)
@@ -318,6 +336,21 @@ class PoisonRecord:
     at: float = 0.0
     payers: frozenset[str] = frozenset()
     """For whom units have died; two are enough."""
+    ran: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """By cell: how long it was computed there at most, and when that was seen."""
+
+    def outlive(self, cell: str, ran_s: float, now: float) -> None:
+        """It was computed for so long in this cell: deaths after less, also the next ones, are not its."""
+        longest_s, at = self.ran.get(cell, (0.0, now))
+        if ran_s >= longest_s or now - at > RAN_S:
+            longest_s, at = ran_s, now
+        self.ran[cell] = longest_s, at
+        self.marks = tuple(
+            replace(mark, outlived=True)
+            if mark.death.cell == cell and longest_s > _outlived_s(mark.lived_s)
+            else mark
+            for mark in self.marks
+        )
 
     def meets_one_dying(self, loss: Loss, death: Death) -> bool:
         """Whether the unit was dying already, by a cause that it shares with the one before."""
@@ -336,14 +369,14 @@ class PoisonRecord:
         return tuple(
             mark
             for mark in self.marks
-            if mark.death.lost_at is not None and not (mark.passed or mark.death.is_many)
+            if mark.death.lost_at is not None and not (mark.is_over or mark.death.is_many)
         )
 
     def is_to_wait(self, now: float) -> bool:
         """Whether it must wait: two units have just failed, or one and before it several that replied with an
         error, or three after as many tokens, and it is not clear yet whether they died.
         """
-        unpassed = [mark for mark in self.marks if not mark.passed]
+        unpassed = [mark for mark in self.marks if not mark.is_over]
         failed = sum(not mark.is_reply for mark in unpassed)
         is_many = failed > 1 or (failed == 1 and len(unpassed) > 2) or len(_of_one_stride(self.marks)) > 2
         return is_many and now - self.at < SPACE_S
@@ -363,7 +396,7 @@ class PoisonRecord:
 
 
 def _mark(death: Death, loss: Loss) -> Mark:
-    lived_s = loss.at - loss.opened_at
+    lived_s = max(loss.at - loss.opened_at, loss.lived_s)
     return Mark(death, loss.tokens, loss.shown, lived_s, loss.is_reply)
 
 
@@ -372,7 +405,8 @@ def _noted(marks: tuple[Mark, ...], new: Mark) -> tuple[Mark, ...]:
     for at, mark in enumerate(marks):
         if mark.death is new.death:
             tokens, lived_s = max(mark.tokens, new.tokens), max(mark.lived_s, new.lived_s)
-            wider = replace(mark, tokens=tokens, shown=max(mark.shown, new.shown), lived_s=lived_s)
+            shown, outlived = max(mark.shown, new.shown), mark.outlived and lived_s == mark.lived_s
+            wider = replace(mark, tokens=tokens, shown=shown, lived_s=lived_s, outlived=outlived)
             return (*marks[:at], wider, *marks[at + 1 :])
     return (*marks, new)
 

@@ -208,40 +208,62 @@ async def test_what_one_gate_has_found_out_no_other_one_sends_and_who_clears_it_
     assert (await drink(stage, via=stage.alive_client(0))).is_answered
 
 
-@pytest.mark.parametrize(("tokens", "pause_s"), [(100, 6.0), (900, 6.0), (900, 3.0)])
+class Restarts(NamedTuple):
+    """Of each unit, one after another, so many `rounds`; `lost`: requests that meet more than they may."""
+
+    tokens: int
+    pause_s: float
+    lost: int
+    rate: float = 25.0
+    rounds: int = 1
+
+
+@pytest.mark.parametrize(
+    "restarts",
+    [
+        Restarts(100, 6.0, 0),
+        Restarts(900, 6.0, 8),
+        Restarts(900, 3.0, 8),
+        pytest.param(Restarts(900, 1.0, 16), marks=pytest.mark.nightly),
+        pytest.param(Restarts(900, 3.0, 32, rate=50.0), id="engines have a queue", marks=pytest.mark.nightly),
+        pytest.param(Restarts(900, 3.0, 120, rounds=2), id="again and again", marks=pytest.mark.nightly),
+    ],
+)
 @played(Stage, units=4)
 async def test_units_restarted_one_after_another_under_one_popular_prompt_ban_it_for_nobody(
-    stage: Stage, tokens: int, pause_s: float
+    stage: Stage, restarts: Restarts
 ) -> None:
     """All that an evaluation asks is one prompt; nobody has told the gate of the restarts. No answer of the
     long ones ends between the first restart and the second (the last, where they follow each other faster):
-    others of the prompt are further by then.
+    others of the prompt are further by then, or were where the next unit died.
     """
     clients: list[asyncio.Future[Visit]] = []
 
     async def ask() -> None:
         while not is_over:
             clients.append(
-                asyncio.ensure_future(drink(stage, prompt="a question", stream=False, max_tokens=tokens))
+                asyncio.ensure_future(
+                    drink(stage, prompt="a question", stream=False, max_tokens=restarts.tokens)
+                )
             )
-            await asyncio.sleep(0.04)
+            await asyncio.sleep(1.0 / restarts.rate)
 
     is_over = False
     asking = asyncio.ensure_future(ask())
     await asyncio.sleep(5.0)
-    for engine in stage.engines.values():
+    for engine in [*stage.engines.values()] * restarts.rounds:
         engine.die()
         await asyncio.sleep(1.0)
         engine.restart()
-        await asyncio.sleep(pause_s)
+        await asyncio.sleep(restarts.pause_s)
     is_over = True
     await asking
     visits = await asyncio.gather(*clients)
-    assert len(visits) >= 25 * (5 + 4 * (1 + pause_s))
+    assert len(visits) >= restarts.rate * (5 + 4 * restarts.rounds * (1 + restarts.pause_s))
     lost = [visit.code for visit in visits if not visit.is_answered]
     assert "poison_suspected" not in lost
     # An answer that meets three restarts has used up what it may cost.
-    assert len(lost) <= (0 if tokens == 100 else 8), lost
+    assert len(lost) <= restarts.lost, lost
     assert stage.gate.containment.counts["bans"] == 0
 
 

@@ -7,11 +7,12 @@ only while there is something to contain (`watchful`).
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
+from math import inf
 from typing import Any, Protocol
 
 from prometheus_client import Metric
@@ -106,6 +107,10 @@ class Containment:
         self._held: dict[HeldRequest, None] = {}
         self._serving = False
         self._looked_at = 0.0
+        self._lives: dict[tuple[str, int], tuple[float, tuple[float, float]]] = {}
+        """By unit and fingerprint: its longest lives there, as seen at this time."""
+        self._runs: dict[Lease, float] = {}
+        """Since when requests of suspected prompts are computed, as far as known; inf: they wait there."""
 
     # -- what units do -------------------------------------------------------------------------------------
 
@@ -132,6 +137,7 @@ class Containment:
             return
         is_out = state.case.verdict in (Verdict.DOWN, Verdict.STARTING)
         is_loss = kind in _CONTAINED_LOST and (is_out or kind not in _CONTAINED_BROKE)
+        lived_s, ran_s = self._oldest(lease, now)
         loss = Loss(
             state.unit.name,
             state.unit.url,
@@ -146,6 +152,9 @@ class Containment:
             is_silent=kind in _SILENT,
             worked_at=state.progress_at,
             payer=ask.payer,
+            cell=state.unit.cell,
+            lived_s=lived_s,
+            ran_s=ran_s,
         )
         self.counts["deaths"] += kind in _CONTAINED_LOST
         self.watchful = True
@@ -194,7 +203,7 @@ class Containment:
             return Refusal.POISON
         now, record = self._now(), self.ledger.records.get(ask.fingerprint)
         pick = partial(self._pick, ask, now, evicted=evicted, retry=retry)
-        if record is None or record.marks[-1].passed:
+        if record is None or record.marks[-1].is_over:
             return pick(tried)
         if record.is_to_wait(now):
             return Refusal.HELD
@@ -276,24 +285,66 @@ class Containment:
     # -- inside --------------------------------------------------------------------------------------------
 
     def _note_outlived(self, now: float) -> None:
-        """Others of a prompt that units died under may have gone on, at units that work and let none wait.
-        Where they have passed that point, it was not the prompt: somebody restarts units, one by one.
+        """Others of a prompt that units died under may have gone on, at units that work. Where they have
+        passed that point, it was not the prompt: somebody restarts units, one by one.
         """
         suspects = self.ledger.waiting()
-        if not suspects or now < self._looked_at + OUTLIVED_LOOK_S:
+        if now < self._looked_at + OUTLIVED_LOOK_S:
             return
         self._looked_at = now
-        longest: dict[int, float] = {}
-        for state in self._board:
-            if not state.leases or not state.is_usable() or state.load is None or state.load.waiting:
+        runs: dict[Lease, float] = {}
+        longest: dict[tuple[int, str], float] = {}
+        for state in self._board if suspects else ():
+            if not state.leases or not state.is_usable() or state.load is None:
                 continue
-            for lease in islice(state.leases, OUTLIVED_LOOKS):
-                fingerprint = lease.ask.fingerprint
-                if fingerprint in suspects and not lease.evicted:
-                    lived_s = state.progress_at - lease.opened_at
-                    longest[fingerprint] = max(lived_s, longest.get(fingerprint, 0.0))
-        for fingerprint, lived_s in longest.items():
-            self.ledger.outlived(fingerprint, lived_s)
+            for lease, since in self._running(state, state.load.waiting, suspects, now):
+                runs[lease] = since
+                key = lease.ask.fingerprint, state.unit.cell
+                longest[key] = max(state.progress_at - since, longest.get(key, 0.0))
+        self._runs = runs
+        for (fingerprint, cell), ran_s in longest.items():
+            self.ledger.outlived(fingerprint, cell, ran_s, now)
+
+    def _running(
+        self, state: UnitState, waiting: int, suspects: Collection[int], now: float
+    ) -> Iterator[tuple[Lease, float]]:
+        """Requests of suspected prompts at a unit, and since when it computes them. If some of all wait
+        there, these are the last ones that came: an engine has no reason to prefer one of equals.
+        """
+        looked = [
+            lease
+            for lease in islice(state.leases, OUTLIVED_LOOKS)
+            if lease.ask.fingerprint in suspects and not lease.evicted
+        ]
+        of_prompt = Counter(lease.ask.fingerprint for lease in looked)
+        seen: Counter[int] = Counter()
+        for lease in looked:
+            fingerprint = lease.ask.fingerprint
+            seen[fingerprint] += 1
+            since = self._runs.get(lease, inf)
+            if since == inf and seen[fingerprint] <= of_prompt[fingerprint] - waiting:
+                # What moves after a death makes those wait that come later.
+                is_new = lease not in self._runs and (not waiting or lease.opened_at < self.ledger.last_at)
+                since = lease.opened_at if is_new else now
+            yield lease, since
+
+    def _oldest(self, lost: Lease, now: float) -> tuple[float, float]:
+        """How long its unit had one of this prompt, and is known to have computed one: it dies of the
+        first one that comes to the point, and all the others break with it.
+        """
+        state, fingerprint = lost.unit_state, lost.ask.fingerprint
+        known, longest = self._lives.get((state.unit.name, fingerprint), (-inf, (0.0, 0.0)))
+        lived_s, ran_s = longest if known == now else (0.0, 0.0)
+        waits = state.load is None or state.load.waiting
+        for lease in (lost, *(() if known == now else islice(state.leases, OUTLIVED_LOOKS))):
+            if lease.ask.fingerprint == fingerprint:
+                since = self._runs.get(lease, inf if waits else lease.opened_at)
+                lived_s, ran_s = max(lived_s, now - lease.opened_at), max(ran_s, state.progress_at - since)
+        if known != now:
+            # Of a unit that dies many break in the same turn.
+            self._lives = {each: life for each, life in self._lives.items() if life[0] == now}
+        self._lives[state.unit.name, fingerprint] = now, (lived_s, ran_s)
+        return lived_s, ran_s
 
     def _given_up_under(self, ask: Ask) -> frozenset[str]:
         """The units that were given up by a time-out of ours while they had this prompt."""

@@ -11,6 +11,7 @@ from cellgate.router.poison import (
     COMMITTED_S,
     FALL_S,
     MEMORY_S,
+    RAN_S,
     SETTLED_S,
     SHOWN_S,
     SLACK_TOKENS,
@@ -49,12 +50,17 @@ class Scene:
         is_loss: bool = True,
         works: bool = True,
         place: str = "",
+        ran_s: float = 0.0,
+        cell: str = "",
     ) -> list[PromptVerdict]:
         """A unit breaks these requests, and not those that `survive`; what becomes of each."""
         self.now += 5.0
         there = [*died, *survive]
         times = self.now - lived_s, self.now
-        losses = [Loss(unit, place or unit, each, "m", *times, tokens, shown, is_loss) for each in died]
+        losses = [
+            Loss(unit, place or unit, each, "m", *times, tokens, shown, is_loss, cell=cell, ran_s=ran_s)
+            for each in died
+        ]
         return [self.ledger.lost(loss, lambda: there, works=works) for loss in losses]
 
     def settle(self) -> None:
@@ -103,6 +109,32 @@ def test_a_unit_that_only_cut_one_connection_ended_nobody_else_and_whoever_is_an
     scene.dies("a", Z)
     scene.ledger.answered(Z)
     assert scene.dies("b", Z) == [PromptVerdict.MOVES]
+
+
+def test_units_that_are_restarted_one_after_another_die_under_requests_of_any_age() -> None:
+    """A poisonous one ends units at one point; who was computed for longer before has passed that."""
+    scene = Scene()
+    # The first ones that break may be young.
+    for unit, lives_s in {"a": (0.2, 5.0), "b": (0.2, 9.0), "c": (13.0,), "d": (17.0,)}.items():
+        for lived_s in lives_s:
+            verdict = scene.dies(unit, POISON, lived_s=lived_s, ran_s=max(lives_s) - 0.4)
+            scene.now -= 5.0
+            assert verdict == [PromptVerdict.MOVES]
+        scene.now += 5.0
+    # What was seen at the last one holds for a while, there.
+    assert scene.dies("e", POISON, lived_s=13.0, ran_s=12.6) == [PromptVerdict.MOVES]
+    scene.now += RAN_S
+    assert scene.dies("f", POISON, lived_s=13.0, ran_s=12.6) == [PromptVerdict.ENDS]
+
+
+@pytest.mark.parametrize(
+    ("ran_s", "cell"),
+    [pytest.param(0.0, "", id="it may have waited there"), pytest.param(8.9, "slow", id="of another speed")],
+)
+def test_who_was_only_there_for_longer_has_passed_nothing(ran_s: float, cell: str) -> None:
+    scene = Scene()
+    assert scene.dies("a", POISON, lived_s=3.0) == [PromptVerdict.MOVES]
+    assert scene.dies("b", POISON, lived_s=9.0, ran_s=ran_s, cell=cell) == [PromptVerdict.ENDS]
 
 
 def test_a_stream_that_goes_on_past_the_point_at_which_it_died_is_not_blamed() -> None:
