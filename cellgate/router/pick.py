@@ -23,7 +23,7 @@ from cellgate.router.learning import MODELS_MAX
 from cellgate.router.nouns import USABLE, Ask, Candidate, Policy, Refusal, SplitPlan, Verdict
 from cellgate.router.prefix import Reuses
 from cellgate.router.queue import MOVED_S, PoolQueue, Queue, Ticket, TicketKind
-from cellgate.router.sampling import LOOK_AT_ALL, REPEATS, SHARE, Explorer, Sampler
+from cellgate.router.sampling import LOOK_AT_ALL, COMMON, SHARE, Explorer, Sampler
 from cellgate.router.shares import Asking, Shares, Waiting, is_crowded, to_read
 from cellgate.router.unit_state import Lease, UnitState, Usable
 
@@ -203,7 +203,7 @@ class Router:
         explorer.budget_s += SHARE * best.cost_s
         is_due = now >= explorer.look_at or not best.has_room
         if not is_due and explorer.is_any_cold:
-            is_due = found.expected.charged <= REPEATS
+            is_due = found.expected.charged <= COMMON
         if is_due and self._by_seconds:
             return explorer.choose(found.rows, best, ask, found.expected, now)
         return best

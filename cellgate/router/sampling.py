@@ -107,7 +107,7 @@ LOOK_S = 0.1
 """How often such units are searched."""
 SAME_S = 0.001
 """So little is no difference."""
-REPEATS, BRANCHES = 0.6, 3
+COMMON, BRANCHES = 0.6, 3
 """A beginning of which at most so much is charged (see Expected) comes about once a minute for each unit, or
 more often, and if prompts go on from it in so many ways, it is not that of one session: whoever computes it
 once will soon be asked for it again."""
@@ -169,7 +169,7 @@ class Explorer:
 def _is_common(costs: CostModel, ask: Ask, expected: Expected) -> bool:
     """Whether many prompts begin as this one, as far as a unit that holds them knows."""
     shared = expected.shared_blocks
-    return expected.charged <= REPEATS and costs.prefixes.branches(ask.blocks[shared - 1]) >= BRANCHES
+    return expected.charged <= COMMON and costs.prefixes.branches(ask.blocks[shared - 1]) >= BRANCHES
 
 
 def _is_as_good_warm(

@@ -102,12 +102,12 @@ def _play(job: tuple[Cell, int, int, bool]) -> Seen:
     made = LOADS[cell.load].make(random.Random(f"{cell.load} {seed}"), rate_of(cell), requests)
     last_at = max(request.at for request in made)
     changes = (Change(0.5 - AWAY_S / last_at, COLD, False), Change(0.5, COLD, True))
-    world, before = Logged(replace(FLEETS[cell.fleet], changes=changes)), sampling.REPEATS
-    sampling.REPEATS = before if warmed else -1.0
+    world, before = Logged(replace(FLEETS[cell.fleet], changes=changes)), sampling.COMMON
+    sampling.COMMON = before if warmed else -1.0
     try:
         world.run(made, [*make_gates(world, seed)])
     finally:
-        sampling.REPEATS = before
+        sampling.COMMON = before
     back_at = world.begins_at + 0.5 * last_at
     after = [(at - back_at, unit == COLD, call) for at, unit, call in world.sent if at >= back_at]
     parts = _parts([(at, cold) for at, cold, _ in after])
