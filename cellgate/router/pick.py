@@ -23,7 +23,7 @@ from cellgate.router.learning import MODELS_MAX
 from cellgate.router.nouns import USABLE, Ask, Candidate, Policy, Refusal, SplitPlan, Verdict
 from cellgate.router.prefix import Reuses
 from cellgate.router.queue import MOVED_S, PoolQueue, Queue, Ticket, TicketKind
-from cellgate.router.sampling import LOOK_AT_ALL, COMMON, SHARE, Explorer, Sampler
+from cellgate.router.sampling import COMMON, LOOK_AT_ALL, SHARE, Explorer, Sampler
 from cellgate.router.shares import Asking, Shares, Waiting, is_crowded, to_read
 from cellgate.router.unit_state import Lease, UnitState, Usable
 
