@@ -301,7 +301,7 @@ _WHAT_FOLLOWS: dict[Rotation, str] = {
     Rotation.HELD: "units are judged one by one again when they answer, in {panic_left} at the latest.",
     Rotation.RESTART_SUSPECTED: "{canary}. Any progress of the unit ends the suspicion of a restart, and "
     "so do {suspicion_left} without another cut.",
-    Rotation.SUSPECT: "{canary}. If it passes, the unit is up; if it fails, the unit is down.",
+    Rotation.SUSPECT: "{canary}. If it passes, the unit is up; if the unit fails it, it is down.",
     Rotation.FULL: "new requests go there as others end.",
     Rotation.IN: "{canary}, unless the unit shows work before that.",
     Rotation.STARTING: "{canary}. It must pass; {then}",
@@ -357,7 +357,7 @@ def _then(rules: Rules) -> str:
     if not rules.slow_start_s:
         return "then it gets requests."
     least, after_s = f"{SLOW_START_LEAST:.0%}", rules.slow_start_s
-    return f"then it gets requests, {least} of its share at first and all of it after {after_s:g} s."
+    return f"then it gets requests, one at a time or {least} of its share at first, all after {after_s:g} s."
 
 
 # Explains the state of one unit to operators. Pure.

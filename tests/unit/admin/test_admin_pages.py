@@ -103,7 +103,7 @@ WELL = Evidence("a1", Sign.GOOD, Strength.WEAK, "agent", "3 processes", 207.0, n
             [],
             91.0,
             "a1 is starting, for 1.0 s: no probe has answered yet.…It must pass; then it gets requests, "
-            "10% of its share at first and all of it after 10 s.",
+            "one at a time or 10% of its share at first, all after 10 s.",
         ),
         ([SERVES], 91.0, "a1 is starting, for 1.0 s: no token yet; GET /health: HTTP 200"),
         ([PASSED], 104.0, "a1 is in…Slow start: it gets 40% of its share now, all of it in 6.0 s."),
