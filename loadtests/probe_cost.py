@@ -20,7 +20,7 @@ from loadtests.kit.report import print_problems, verdict
 from loadtests.wire.blocking import fetch
 
 CPU_LIMIT, IDLE_CPU_LIMIT = 0.30, 0.08
-CANARY_PERIOD_S = 14.0
+CANARY_PERIOD_S, KNOWN_PROMPT_PERIOD_S = 14.0, 60.0
 JITTER = 0.05
 """Of canaries: pauses are drawn, so that units drift apart."""
 
@@ -57,7 +57,12 @@ class Cost:
     @property
     def canaries_per_s(self) -> float:
         """Of each unit."""
-        posts = sum(count for what, count in self.asked.items() if what.startswith("POST"))
+        return self.asked["POST /v1/chat/completions"] / self.units / self.seconds
+
+    @property
+    def known_prompts_per_s(self) -> float:
+        """Of each unit: each once a minute, whatever path it is tried at."""
+        posts = sum(count for what, count in self.asked.items() if what.endswith("(known prompt)"))
         return posts / self.units / self.seconds
 
     @property
@@ -74,6 +79,10 @@ class Cost:
         most = 0.0 if self.busy else (1 + JITTER) / CANARY_PERIOD_S
         if self.canaries_per_s > most:
             problems.append(f"{self.canaries_per_s:.3f} canaries a unit a second, the limit is {most:.3f}")
+        known = 0.0 if self.busy else (1 + JITTER) / KNOWN_PROMPT_PERIOD_S
+        if self.known_prompts_per_s > known:
+            found = f"{self.known_prompts_per_s:.3f} known prompts a unit a second"
+            problems.append(f"{found}, the limit is {known:.3f}")
         if self.probes_per_s < ENOUGH * PROBES_PER_S * self.units * (1.0 if self.busy else REST_SHARE):
             problems.append(f"proves nothing: only {self.probes_per_s:.0f} probes a second were made")
         return problems

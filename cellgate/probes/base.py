@@ -355,17 +355,23 @@ class HttpPageProbe(Probe, Protocol):
 
 
 REST_MAX_S = 10.0
-"""The longest pause of a probe of a unit that rests."""
+"""The longest pause of a probe of a unit that rests, where its page alone tells of a fault."""
+REST_LONG_S = 20.0
+"""The same of what its canary shows as well, or what is of use to its next request only, which wakes it."""
+REST_SAME_S = 600.0
+"""The same of what stays as it is while the process does."""
 
 
-def rested_s(context: ProbeContext, fetch: Fetch, last_at: float, pause_s: float) -> float:
+def rested_s(
+    context: ProbeContext, fetch: Fetch, last_at: float, pause_s: float, most_s: float = REST_MAX_S
+) -> float:
     """The pause of a probe that asked by `fetch` at `last_at`: longer while its unit rests and a connection
-    is held.
+    is held, `most_s` in the end.
     """
     if not context.is_calm:
         return pause_s
     rest = context.rest(last_at)
-    return pause_s if rest <= 1.0 or not fetch.is_held else max(pause_s, min(rest * pause_s, REST_MAX_S))
+    return pause_s if rest <= 1.0 or not fetch.is_held else max(pause_s, min(rest * pause_s, most_s))
 
 
 def is_in_use(context: ProbeContext) -> bool:

@@ -144,7 +144,7 @@ class Canary:
         is_doubtful = _timeouts(context) > 0 and context.in_flight == 0
         if context.verdict is Verdict.UP and not is_doubtful:
             yield_s = YIELD_S if context.is_peers_turn else 0.0
-            return max(due, context.progress_at + _idle_s(context) + yield_s)
+            return max(due, context.progress_at + idle_s(context) + yield_s)
         refused: int = context.notes.get(_REFUSED_NOTE, 0)
         return max(due, last_at + min(self.period_s * (1 << min(refused, 8)) - self.period_s, REFUSED_MAX_S))
 
@@ -158,7 +158,7 @@ class Canary:
         left_until = last_at + min(self.period_s * (1 << repeats), _LEFT_MAX_S)
         if context.hides_work() and not (context.verdict is Verdict.SUSPECT and context.is_seen_still):
             return left_until
-        return min(left_until, context.progress_at + _idle_s(context))
+        return min(left_until, context.progress_at + idle_s(context))
 
     async def look(self, context: ProbeContext) -> AsyncGenerator[Finding, None]:
         """Evidence of one canary; before it the models of the unit, if unknown. Nothing of a unit on hold."""
@@ -570,11 +570,11 @@ async def _ask_by(kind: _Kind, context: ProbeContext, request_id: str, deadline:
     )
 
 
-def _idle_s(context: ProbeContext) -> float:
+def idle_s(context: ProbeContext) -> float:
     """How long a unit may show no life: what runs there makes a hang urgent."""
     counts = context.load is not None and context.load.sighted
-    idle_s = context.rules.canary_idle_s * (1.0 if counts else BLIND_IDLE)
-    return min(idle_s, COUNTED_AWAKE_S if counts else AWAKE_S) if is_in_use(context) else idle_s
+    due_s = context.rules.canary_idle_s * (1.0 if counts else BLIND_IDLE)
+    return min(due_s, COUNTED_AWAKE_S if counts else AWAKE_S) if is_in_use(context) else due_s
 
 
 def _timeouts(context: ProbeContext) -> int:

@@ -16,7 +16,7 @@ from collections.abc import AsyncGenerator, Iterator
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-from cellgate.probes.base import Fetch, FetchError, Net, ProbeContext, is_in_use, rested_s
+from cellgate.probes.base import REST_SAME_S, Fetch, FetchError, Net, ProbeContext, is_in_use, rested_s
 from cellgate.probes.engines import engine, parsed, short_text
 from cellgate.probes.nodes import HttpProbe, split_url
 from cellgate.router.nouns import (
@@ -73,7 +73,8 @@ class FaultStatus:
         if seen.engine != context.engine:
             return last_at + (self.period_s if engine(context.engine).faults else self.rest_s)
         if not any(path for _, path in seen.paths):
-            return last_at + (self.absent_s if engine(context.engine).faults else self.rest_s)
+            absent_s = self.absent_s if engine(context.engine).faults else self.rest_s
+            return last_at + rested_s(context, context.fetch, last_at, absent_s, REST_SAME_S)
         is_urgent = is_in_use(context) or context.verdict is not Verdict.UP
         return last_at + (
             self.period_s if is_urgent else rested_s(context, context.fetch, last_at, self.idle_s)

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import orjson
 
 from cellgate.probes.base import Fetch, FetchError, ProbeContext, Reply, is_in_use
-from cellgate.probes.canary import is_half, model_of
+from cellgate.probes.canary import idle_s, is_half, model_of
 from cellgate.probes.engines import engine, fingerprint_of, parsed
 from cellgate.router.nouns import (
     BUSY_STATUSES,
@@ -41,6 +41,8 @@ _KNOWN_PROMPT_APIS = {"completions": "/v1/completions", "chat": "/v1/chat/comple
 """In the order in which they are tried."""
 _KNOWN_PROMPT_NOT_SERVED = frozenset({400, 401, 403, 404, 405, 422, 501})
 RETRY_S = 2.0
+CANARY_TAKES_S = 0.5
+"""An idle unit has answered its canary within this time, mostly."""
 KNOWN_PROMPT_FRESH_S = 2.5
 """Only a unit that has shown life so lately is asked: it is well, and so what it does with the prompt
 explains a canary that waits behind it."""
@@ -55,6 +57,8 @@ _KNOWN_PROMPT_USUAL_TIMES = 3.0
 """For so many times as long a canary may have to wait behind the next one."""
 _FAILED_NOTE = "failed"
 """Note: whether the last one was not answered in time; the next one explains nothing."""
+_LACKING = "lacking"
+"""Note: the engine and model with which the unit does not serve the API that is preferred."""
 _API = "api"
 """Note: the API that has answered, with its engine and model."""
 
@@ -81,7 +85,13 @@ class KnownAnswer:
         if state is None:
             return last_at + self.absent_s
         is_done = state and context.urgency is Urgency.ROUTINE
-        return last_at + (self.every_s if is_done else self.retry_s)
+        due = last_at + (self.every_s if is_done else self.retry_s)
+        if not context.is_calm or context.urgency is Urgency.NOW:
+            return due
+        if due <= context.progress_at + KNOWN_PROMPT_FRESH_S:
+            return due
+        # It rests: nothing shows life before its next canary.
+        return max(due, context.progress_at + idle_s(context) + CANARY_TAKES_S)
 
     async def look(self, context: ProbeContext) -> AsyncGenerator[Finding, None]:
         """The answer, or nothing: other probes say whether the unit is healthy."""
@@ -121,7 +131,11 @@ class KnownAnswer:
 
     async def _ask(self, context: ProbeContext, model: str) -> tuple[str, Reply]:
         """The first API that the unit serves, and its reply. Raises FetchError."""
-        for api in _apis(context):
+        apis, lacking = _apis(context), (context.engine, model)
+        if context.notes.get(_LACKING) == lacking and len(apis) > 1:
+            # The answer of the other one is a question of its own: which one is asked must not change back.
+            del apis[0]
+        for api in apis:
             reply = await context.fetch(
                 "POST",
                 _KNOWN_PROMPT_APIS[api],
@@ -132,6 +146,8 @@ class KnownAnswer:
             )
             if reply.status not in _KNOWN_PROMPT_NOT_SERVED:
                 break
+        if reply.status == 200 and api != _apis(context)[0]:
+            context.notes[_LACKING] = lacking
         return api, reply
 
 

@@ -15,6 +15,7 @@ from typing import ClassVar, NamedTuple
 from urllib.parse import quote
 
 from cellgate.probes.base import (
+    REST_LONG_S,
     FetchError,
     PageGet,
     ProbeContext,
@@ -84,11 +85,10 @@ class Readiness:
         """One period after the last run, or after the last answer to another probe."""
         if context.verdict is not Verdict.UP:
             return last_at + self.period_s
-        if not context.is_calm:
-            return min(max(last_at, context.answered_at) + self.period_s, last_at + self.answered_s)
-        pause_s, fetch = self.period_s, context.fetch
-        due = max(last_at, context.answered_at) + rested_s(context, fetch, last_at, pause_s)
-        return min(due, last_at + rested_s(context, fetch, last_at, self.answered_s))
+        rested = rested_s(context, context.fetch, last_at, self.answered_s, REST_LONG_S)
+        if rested > self.answered_s:
+            return last_at + rested
+        return min(max(last_at, context.answered_at) + self.period_s, last_at + self.answered_s)
 
     def page(self, context: ProbeContext) -> PageGet:
         """The path that is known to exist, or the first."""

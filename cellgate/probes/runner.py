@@ -23,6 +23,7 @@ from operator import attrgetter
 from typing import Any, TypeVar, cast
 
 from cellgate.probes.base import (
+    REST_MAX_S,
     AsyncProbe,
     FetchError,
     HttpPageProbe,
@@ -38,8 +39,9 @@ JITTER = 0.1
 """Each pause is shortened by up to this share, so that probes of many units drift apart."""
 JITTER_MAX_S = 0.25
 """And by no more than this: gates that take turns rely on it (`YIELD_S` in canary.py)."""
-REST_JITTER = 0.25
-"""The same while its unit rests: many have begun to at about the same time."""
+REST_JITTER, RESTED_JITTER = 0.25, 0.05
+"""The same while its unit begins to rest: many do at about the same time; and later, when they have drifted
+apart and pauses are at their longest."""
 TOGETHER_S = 0.01
 """Runs that are due so soon after one that is due now begin with it."""
 RARE_S = 30.0
@@ -180,7 +182,7 @@ class Runner:
         if 0.0 < pause_s <= RARE_S:
             if not self._nudged:
                 if self.context.is_calm and self.context.rest(self._last_at) > 1.0:
-                    most_s = REST_JITTER * pause_s
+                    most_s = (REST_JITTER if pause_s < 0.9 * REST_MAX_S else RESTED_JITTER) * pause_s
                 else:
                     most_s = min(JITTER * pause_s, JITTER_MAX_S)
                 due_at -= most_s * self._rng.random()
@@ -197,11 +199,12 @@ class Runner:
 
     def _wake(self) -> None:
         self._due = None
-        due_at = self.due_at()
-        if due_at > self._awaited_at:
-            # The unit has made progress meanwhile, which postpones the run.
-            self._wait_until(due_at)
-            return
+        if self._page_probe is None or self.context.node is None:
+            due_at = self.due_at()
+            if due_at > self._awaited_at:
+                # The unit has made progress meanwhile, which postpones the run; not that of a node's page.
+                self._wait_until(due_at)
+                return
         self._nudged = self._overdue = self._was_late = False
         self._last_at = self.looks_since = self._now()
         self.context.asks(self._last_at)

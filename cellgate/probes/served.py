@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
 
-from cellgate.probes.base import Fetch, FetchError, ProbeContext
+from cellgate.probes.base import REST_SAME_S, Fetch, FetchError, ProbeContext, rested_s
 from cellgate.probes.engines import (
     OWNERS,
     engine,
@@ -50,7 +50,9 @@ class EngineVersion:
         """Soon while it is not known, although the unit may have such a page."""
         page = engine(context.engine).version
         is_absent = bool(context.engine) and page in (None, context.notes.get(_ABSENT))
-        return last_at + (self.period_s if context.build.version or is_absent else self.eager_s)
+        if context.build.version or is_absent:
+            return last_at + rested_s(context, context.fetch, last_at, self.period_s, REST_SAME_S)
+        return last_at + self.eager_s
 
     async def look(self, context: ProbeContext) -> AsyncGenerator[Finding, None]:
         """The version, or nothing."""

@@ -47,17 +47,31 @@ class Attention:
         self._until: dict[UnitState, float] = {}
         self._turns: list[UnitState] = []
         self._woken: list[UnitState] = []
+        self._rested: dict[UnitState, float] = {}
+        """Since when those have rested that are late with an answer, and of which nothing else was said."""
 
     def configure(self, fleet: Mapping[str, UnitState], now: float) -> None:
         """These are all units from now on."""
         self.fleet, self.units, self._turns = fleet, list(fleet.values()), []
         self.is_large, self.usual = len(fleet) > SMALL, None
         self._until = dict.fromkeys(self.units, now) if self.is_large else {}
+        self._rested = {}
         for state in self.units:
             state.calm_since = inf
 
     def note(self, state: UnitState, until: float = 0.0) -> None:
         """Something has changed of a unit: it is looked at, at least until then."""
+        if self._rested:
+            self._rested.pop(state, None)
+        self._wake(state, until)
+
+    def note_late(self, state: UnitState, now: float) -> None:
+        """A unit is late with an answer: it is looked at. When it answers, it rests as it has before."""
+        if self.is_large and state.calm_since < inf:
+            self._rested[state] = state.calm_since
+        self._wake(state, now)
+
+    def _wake(self, state: UnitState, until: float) -> None:
         if self.is_large and self._until.get(state, -1.0) < until:
             self._until[state] = until
             if state.calm_since < inf:
@@ -80,7 +94,7 @@ class Attention:
         known = self._until
         for state in [state for state, until in known.items() if now > until and is_still(state)]:
             del known[state]
-            state.calm_since = now
+            state.calm_since = self._rested.pop(state, now)
         self.units = found = list(known)
         found += [state for state in self._next() if state not in known]
         return found

@@ -27,6 +27,8 @@ _BODY = (
     b'"message":{"role":"assistant","content":"a"},"finish_reason":"length"}]}'
 )
 _MODELS = b'{"object":"list","data":[{"id":"mock","object":"model","owned_by":"vllm"}]}'
+_KNOWN_PROMPT = b'"logprobs"'
+"""No canary asks for them."""
 _FAMILY = "vllm:filler_seconds_bucket"
 
 
@@ -101,7 +103,8 @@ class Fleet:
     def answer(self, request: Request) -> None:
         """The page that it asks for."""
         line = b"%b %b" % (request.method, request.target)
-        self._counts[line.decode()] += 1
+        is_known_prompt = _KNOWN_PROMPT in request.body
+        self._counts[f"{line.decode()}{' (known prompt)' if is_known_prompt else ''}"] += 1
         if line == b"GET /metrics":
             request.write(self._metrics())
         elif line == b"GET /counts":

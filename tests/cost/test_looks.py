@@ -36,7 +36,7 @@ UNITS, MEASURED = 60, 3_240
 clocks of its units."""
 MANY, MEASURED_OF_MANY = 80, 2_570
 """The same of one where idle units begin to rest. Later there are ever fewer looks ..."""
-A_SECOND = 3_580
+A_SECOND = 1_700
 """... and these are the bytecodes of a unit a second, when they have rested for 30 s (8,444 without rest)."""
 SETTLE_S, BEGUN_S = 40.0, 6.0
 FOR_S = 2.5

@@ -9,6 +9,7 @@ import pytest
 
 from cellgate.router.known_answers import KnownAnswerRules
 from cellgate.router.nouns import Verdict
+from cellgate.router.unit_state import UnitState
 from tests.scenarios.harness import BACK_S, Stage
 from tests.scenarios.seeds import seeds
 from tests.scenarios.test_continuation import LONG
@@ -62,6 +63,27 @@ async def test_two_units_that_never_agreed_both_stay_and_it_is_told_once(stage: 
     await asyncio.sleep(600.0)
     assert down(stage) == []
     assert sorted(told(stage, "answers_differ")) == ["a", "b"]
+
+
+@played(Stage, units=40)
+async def test_answers_that_all_agree_are_not_compared_again_and_a_new_one_is(stage: Stage) -> None:
+    check, compared = stage.gate.plane.answer_check, list[str]()
+    group_of = check._group
+
+    def counted(state: UnitState, question: str) -> dict[str, UnitState]:
+        compared.append(state.unit.name)
+        return group_of(state, question)
+
+    check._group = counted  # type: ignore[method-assign]
+    await asyncio.sleep(3 * EVERY_S)
+    assert set(compared) == set(stage.engines)
+    compared.clear()
+    await asyncio.sleep(3 * EVERY_S)
+    assert compared == []
+    assert all(check.counts[name]["same"] >= 4 for name in stage.engines)
+    stage.engines["c"].behaviour = OTHERS
+    await stage.until(lambda: stage.verdict("c") is Verdict.DOWN, FOUND_S)
+    assert down(stage) == ["c"]
 
 
 @played(Stage, units=2)

@@ -37,6 +37,8 @@ from cellgate.router.unit_state import UnitState
 
 CORRUPTED_EVERY_S = 60.0
 """Corrupted requests of a unit are reported at most once in this time."""
+GROUPS_MAX = 256
+"""Of so many groups of comparable units it is known who agrees."""
 COMPARED_MAX = 64
 """Units whose answers are compared with each new one."""
 COMPARE_AGAIN_S, COMPARE_AGAIN_MAX_S = 60.0, 3600.0
@@ -79,6 +81,8 @@ class AnswerCheck:
         self._wrong: dict[str, UnitState] = {}
         """Those that are out for their answers, and maybe others, as of so many changes of the Board."""
         self._wrong_as_of = -1
+        self._agreeing: dict[_Comparable, set[str]] = {}
+        """Units with which all others agreed when they were compared, while each says what it has said."""
 
     def take(self, state: UnitState, answered: Answered) -> None:
         """A unit has answered the known prompt."""
@@ -90,8 +94,15 @@ class AnswerCheck:
             self._reported.discard(name)
             if not answered.tokens:
                 return
-        group = self._group(state, answered.question)
         latest = self._latest.setdefault((state.unit.cell, answered.question), {})
+        if self._agrees_again(state, answered):
+            assert state.answers is not None
+            latest.pop(name, None)
+            latest[name] = state
+            state.answers = state.answers._replace(at=answered.at)
+            self._count(name, state.answers)
+            return
+        group = self._group(state, answered.question)
         latest.pop(name, None)
         latest[name] = state
         records = _records(group)
@@ -101,8 +112,12 @@ class AnswerCheck:
             self._set(group[unit], record, group)
             records[unit] = record
         self._set(state, state.answers, group)
-        self.counts.setdefault(name, Counter())["differs" if state.answers.differing else "same"] += 1
+        self._count(name, state.answers)
         self._judge(group, records, answered)
+        if len(alike(name, records, tolerance)) == len(records):
+            if len(self._agreeing) >= GROUPS_MAX:
+                self._agreeing.clear()
+            self._agreeing.setdefault(_comparable(state, answered.question), set()).add(name)
 
     def ask_now(self, state: UnitState) -> None:
         """Ask a unit, even if it has requests."""
@@ -143,6 +158,25 @@ class AnswerCheck:
         state.urgency = Urgency.SOON if state.is_out_for_answers() else Urgency.ROUTINE
 
     # -- inside --------------------------------------------------------------------------------------------
+
+    def _agrees_again(self, state: UnitState, answered: Answered) -> bool:
+        """Whether it says again what all others agreed with, so that nothing follows from it: as nearly all
+        answers are.
+        """
+        record, tokens, key = state.answers, answered.tokens, _comparable(state, answered.question)
+        if record is None or not (record.question == answered.question and record.latest == tokens):
+            self._agreeing.pop(key, None)
+            return False
+        return (
+            state.unit.name in self._agreeing.get(key, ())
+            and record.first == tokens
+            and state.urgency is Urgency.ROUTINE
+            and state.is_usable()
+            and not (record.differing or state.unit.name in self._reported or self._out())
+        )
+
+    def _count(self, name: str, record: AnswerRecord) -> None:
+        self.counts.setdefault(name, Counter())["differs" if record.differing else "same"] += 1
 
     def _set(self, state: UnitState, record: AnswerRecord, group: dict[str, UnitState]) -> None:
         """Take a record of a unit, and ask again where that must tell more."""
@@ -261,6 +295,14 @@ class AnswerCheck:
             f"{than}; nobody can tell which answer is right, so it stays; compare weights, or restart it"
         )
         self._events.add(Action("answers_differ", "gate", unit, detail))
+
+
+_Comparable = tuple[str, str, str, str]
+"""Cell, question, engine and build of units that must give the same answer."""
+
+
+def _comparable(state: UnitState, question: str) -> _Comparable:
+    return state.unit.cell, question, state.engine, state.build.key
 
 
 def _are_comparable(one: UnitState, other: UnitState) -> bool:

@@ -1,0 +1,31 @@
+"""Which units of a large fleet are looked at, and for how long they have rested."""
+
+from __future__ import annotations
+
+from cellgate.router.attention import SMALL, STAYS_S, Attention
+from cellgate.router.nouns import Case, Cell, Unit, Verdict
+from cellgate.router.unit_state import UnitState
+
+
+def resting(at: float) -> tuple[Attention, list[UnitState]]:
+    """A large fleet, all of which rests at `at`."""
+    names = [f"u{number}" for number in range(SMALL + 1)]
+    fleet = {n: UnitState(Unit(n, "c", f"http://{n}"), Cell("c"), Case(Verdict.UP, 0.0)) for n in names}
+    attention = Attention()
+    attention.configure(fleet, at - 1.0)
+    attention.tick(at)
+    return attention, list(fleet.values())
+
+
+def test_a_unit_that_was_only_late_rests_as_before_and_one_of_which_something_was_said_does_not() -> None:
+    attention, (late, doubted, both, *others) = resting(10.0)
+    for state in (late, both):
+        attention.note_late(state, 500.0)
+        attention.note_late(state, 500.25)
+    for state in (doubted, both):
+        attention.note(state, 500.25 + STAYS_S)
+    assert {late, doubted, both} <= set(attention.tick(500.25))
+    assert attention.woken() == [late, both, doubted]
+    attention.tick(600.0)
+    assert late.calm_since == others[0].calm_since == 10.0
+    assert doubted.calm_since == both.calm_since == 600.0
