@@ -61,18 +61,20 @@ class Attention:
 
     def note(self, state: UnitState, until: float = 0.0) -> None:
         """Something has changed of a unit: it is looked at, at least until then."""
-        if self._rested:
-            self._rested.pop(state, None)
-        self._wake(state, until)
+        if self.is_large:
+            if self._rested:
+                self._rested.pop(state, None)
+            self._wake(state, until)
 
     def note_late(self, state: UnitState, now: float) -> None:
         """A unit is late with an answer: it is looked at. When it answers, it rests as it has before."""
-        if self.is_large and state.calm_since < inf:
-            self._rested[state] = state.calm_since
-        self._wake(state, now)
+        if self.is_large:
+            if state.calm_since < inf:
+                self._rested[state] = state.calm_since
+            self._wake(state, now)
 
     def _wake(self, state: UnitState, until: float) -> None:
-        if self.is_large and self._until.get(state, -1.0) < until:
+        if self._until.get(state, -1.0) < until:
             self._until[state] = until
             if state.calm_since < inf:
                 state.calm_since = inf

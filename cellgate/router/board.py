@@ -102,6 +102,8 @@ class Board:
         self._out: dict[str, UnitState] = {}
         """Units that went DOWN with requests."""
         self._learning = Learning()
+        self._most_running: dict[tuple[str, str, str], int] = {}
+        """The most that a unit has run at once, by cell, engine and build."""
         self._best: dict[str, tuple[UnitState | None, float]] = {}
         """By pool: the unit that made progress last, and when that was looked for."""
 
@@ -226,7 +228,12 @@ class Board:
             state.ranks.report(load.ranks, state.costs.prefixes.limit, load.at)
         if state.adapters.bases:
             state.adapters.report(load.adapters, load.adapter_places, has_foreign=load.foreign > 0)
-        state.costs.slots.learn(load)
+        like, slots = (state.unit.cell, state.engine, state.build.key), state.costs.slots
+        slots.learn(load, self._most_running.get(like, 0))
+        if slots.most > self._most_running.get(like, 0):
+            if len(self._most_running) >= BUILDS_MAX:
+                self._most_running.clear()
+            self._most_running[like] = slots.most
 
     def suspect_restart(self, name: str, now: float) -> bool:
         """Record a sign that the unit has restarted. True when no restart was suspected yet: it should be
@@ -564,6 +571,8 @@ class Flip:
     cause: DownCause | None = None
 
 
+BUILDS_MAX = 64
+"""Of so many builds it is known how much their units run at once."""
 RESTART_SUSPECTED_S = 5.0
 """A suspected restart without confirmation for this long is dropped: probably only connections were lost."""
 

@@ -393,33 +393,48 @@ def _blend(trust: float, own: float, others: float) -> float:
 #
 # An engine at that limit has requests that wait, and as many that run in one report as in the next, and never
 # had more. While its KV cache is full it looks alike, but what fits there changes with every request.
+# It looks alike by chance, too, where streams are long and somebody waits for the next step. Who believes in
+# such a limit sends the unit no more than that, and never learns better: so what another unit of the same
+# build has run at once counts for more.
 
 
 KV_FULL_COSTS = 0.95
 """With so large a share in use, requests may wait for KV cache."""
+AGAINST_PEERS = 8
+"""So many reports in a row show a limit that is less than what others of the same build have run at once."""
 
 
 class Slots:
     """The limit of one engine; infinite until it was met."""
 
-    __slots__ = ("_most", "_running", "limit")
+    __slots__ = ("_in_a_row", "_is_proven", "_progress", "_running", "limit", "most")
 
     def __init__(self) -> None:
         self.limit = inf
-        self._running = self._most = 0
+        self.most = self._running = self._in_a_row = 0
+        self._is_proven = False
+        self._progress: float | None = None
 
-    def learn(self, load: Load) -> None:
-        """Take over a report."""
+    def learn(self, load: Load, among: int = 0) -> None:
+        """Take over a report. `among`: the most that a unit of the same build has run at once."""
         if load.running > self.limit:
-            self.limit = inf
-        self._most = max(self._most, load.running)
+            self.limit, self._is_proven = inf, False
+        self.most = max(self.most, load.running)
         if not load.waiting or load.kv_use >= KV_FULL_COSTS:
-            self._running = 0
-            return
-        if load.running == self._running == self._most > 0:
-            self.limit = float(load.running)
-        self._running = load.running
+            self._running = self._in_a_row = 0
+        elif load.progress is None or load.progress != self._progress:
+            # Else it is the same step still: who waits could not begin.
+            is_again = load.running == self._running == self.most > 0
+            self._in_a_row = self._in_a_row + 1 if is_again else 0
+            self._running = load.running
+        self._progress = load.progress
+        if self._in_a_row >= (AGAINST_PEERS if among > load.running else 1):
+            self.limit, self._is_proven = float(load.running), among > load.running
+        elif self.limit < among and not self._is_proven:
+            self.limit = inf
 
     def reset(self) -> None:
         """The engine has restarted, maybe with another limit."""
-        self.limit, self._running, self._most = inf, 0, 0
+        self.limit = inf
+        self.most = self._running = self._in_a_row = 0
+        self._is_proven, self._progress = False, None

@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from dataclasses import replace
 from functools import partial
+from itertools import count
 from math import inf
 
 import pytest
@@ -14,7 +15,7 @@ import pytest
 from cellgate.proxy.control.explain import dry_run
 from cellgate.router.adapters import EVICT_SHARE, LOAD_S, Adapters
 from cellgate.router.board import Board
-from cellgate.router.cost import Slots
+from cellgate.router.cost import AGAINST_PEERS, Slots
 from cellgate.router.cost_model import SURE, Usage
 from cellgate.router.learning import MODELS_MAX, AnswerLengths
 from cellgate.router.nouns import (
@@ -128,6 +129,39 @@ def test_the_seats_of_an_engine_are_learnt_from_what_waits_while_as_many_run() -
         for _ in range(times):
             seats.learn(Load("u", 1.0, running=running, waiting=waiting, kv_use=kv_use))
         assert seats.limit == limit
+
+
+def test_seats_that_others_of_the_same_build_have_are_believed_to_be_there_until_many_reports_deny_it() -> (
+    None
+):
+    seats, step = Slots(), count()
+
+    def shows(running: int, among: int, progress: float | None = None, waiting: int = 1) -> float:
+        at = float(next(step)) if progress is None else progress
+        seats.learn(Load("u", 1.0, running=running, waiting=waiting, progress=at), among)
+        return seats.limit
+
+    assert [shows(12, 12), shows(12, 12)] == [inf, 12], "by chance"
+    assert shows(12, 90, waiting=0) == inf, "others have run more"
+    assert {shows(12, 90) for _ in range(AGAINST_PEERS)} == {inf}
+    assert shows(12, 90) == 12, "it has fewer, whatever others have"
+    assert shows(5, 90, waiting=0) == 12
+    assert shows(13, 90) == inf
+    seats.reset()
+    assert {shows(12, 0, progress=7.0) for _ in range(5)} == {inf}, "one step, seen five times"
+
+
+def test_a_unit_that_seems_full_by_chance_is_not_while_one_of_its_build_runs_more() -> None:
+    router = router_of(*(unit(name) for name in "abcd"))
+    board, now = router.board, NOW
+    for _ in range(2):
+        now += 1.0
+        for name in "abcd":
+            board.report(Load(name, now, running=12, waiting=int(name == "a"), progress=10.0 * now))
+    assert [state.costs.slots.limit for state in board] == [12, inf, inf, inf]
+    for name, running in (("b", 20), ("a", 12)):
+        board.report(Load(name, now + 1.0, running=running, progress=10.0 * now + 9.0))
+    assert [state.costs.slots.limit for state in board] == [inf] * 4
 
 
 def test_answers_are_as_long_as_those_of_their_model_and_no_longer_than_allowed() -> None:
