@@ -70,7 +70,13 @@ from cellgate.proxy.process import listeners as descriptors
 from cellgate.proxy.process import signals
 from cellgate.proxy.process.certificates import CertificateMetrics, Expiry, shown_by_helpers, trouble_of
 from cellgate.proxy.process.listeners import gate_name
-from cellgate.proxy.process.memory import Garbage, calm_the_collector, return_large_blocks, slow_build
+from cellgate.proxy.process.memory import (
+    Garbage,
+    calm_the_collector,
+    keep_from_others,
+    return_large_blocks,
+    slow_build,
+)
 from cellgate.proxy.process.signals import OnSignal, Signals, Ticker, WatchedFiles, notify
 from cellgate.proxy.process.tls import LiveTls
 from cellgate.proxy.process.warnings import cannot_be_meant
@@ -554,6 +560,9 @@ def serve(settings: Settings, reload: Reload) -> int:
     configure("json" if settings.access_log == "json" else "console")
     return_large_blocks()
     preload(settings)
+    secrets = settings.admin_token, settings.agent_token, settings.fleet_secret
+    if any(secrets) or any(unit.api_key for unit in settings.fleet.units):
+        keep_from_others()
     if settings.workers > 1:
         from cellgate.proxy.workers.supervisor import (
             supervise,  # Imported late, because a gate of one process does not need it.

@@ -133,6 +133,31 @@ def test_beside_a_gate_nothing_else_is_reached(helm: str) -> None:
     assert "ports" not in engine
 
 
+def secrets_of(found: list[Thing], container: Thing) -> set[str]:
+    """The tokens that a container has as files, each a key of the Secret that must be there."""
+    [pod] = [pod for each, pod in containers(found) if each is container]
+    [mounted] = [each for each in container["volumeMounts"] if each["mountPath"] == "/etc/cellgate-secrets"]
+    [volume] = [each["secret"] for each in pod["volumes"] if each["name"] == mounted["name"]]
+    assert "optional" not in volume
+    return {item["path"] for item in volume["items"]}
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_tokens_are_files_of_those_who_need_them_and_in_no_variable_that_must_be_there(
+    helm: str, example: str
+) -> None:
+    found = things(helm, example)
+    for container, _ in containers(found):
+        variables = {each["name"]: each.get("valueFrom", {}) for each in container.get("env", ())}
+        secret = {name: value["secretKeyRef"] for name, value in variables.items() if "secretKeyRef" in value}
+        if container["name"] in ("cellgate", "cellgate-agent"):
+            assert all(each.get("optional") for each in secret.values())
+            named = secrets_of(found, container)
+            assert named == {"agent-token"} or "admin-token" in named
+        else:
+            assert not any("cellgate-secrets" in str(each) for each in container.get("volumeMounts", ()))
+
+
 def test_the_redis_of_a_fleet_is_for_gates_alone(helm: str) -> None:
     """An engine of a cell bears the chart's label too, and may be hostile: it has no way in."""
     named = '--set-json=networkPolicy.gates=["cell-a","cell-b"]'
@@ -156,9 +181,8 @@ def test_the_redis_of_a_fleet_is_for_gates_alone(helm: str) -> None:
         [gate] = [each for each, _ in containers(found) if each["name"] == "cellgate"]
         assert redis["args"][redis["args"].index("--requirepass") + 1] == "$(REDIS_PASSWORD)"
         assert ("--tls-port" in redis["args"]) == bool(flags)
-        secrets = {each["name"]: each["valueFrom"]["secretKeyRef"] for each in gate["env"][1:]}
-        for name in ("CELLGATE_FLEET_SECRET", "CELLGATE_REDIS_PASSWORD"):
-            assert secrets[name]["optional"] is False
+        assert [each["name"] for each in gate["env"]] == ["POD_NAME"]
+        assert secrets_of(found, gate) == {"admin-token", "fleet-secret", "redis-password"}
         scheme = "rediss" if flags else "redis"
         assert f"{scheme}://cellgate-redis:6379/0" in json.dumps(found)
 

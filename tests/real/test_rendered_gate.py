@@ -71,6 +71,10 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, certificate: Certificate) 
         (root / name).mkdir()
         shutil.copy(certificate.cert, root / name / "tls.crt")
         shutil.copy(certificate.key, root / name / "tls.key")
+    for name in ("cellgate", "cellgate-router"):
+        (root / name).mkdir()
+        for key in ("admin-token", "agent-token", "fleet-secret", "redis-password"):
+            (root / name / key).write_text("word-of-a-secret\n")
     (root / "engine-key").mkdir()
     (root / "engine-key" / "api-key").write_text("key-of-the-engine\n")
     return root
@@ -123,7 +127,7 @@ def test_each_file_is_mounted_where_the_configuration_looks_and_the_engine_has_t
     for missing in FILES:
         place = "/log/cellgate" if missing == "usageLog" else f"/{missing}"
         container["volumeMounts"] = [each for each in mounts if not each["mountPath"].endswith(place)]
-        assert len(container["volumeMounts"]) == len(mounts) - 1 == 1 + len(FILES)
+        assert len(container["volumeMounts"]) == len(mounts) - 1 == 2 + len(FILES)
         with pytest.raises(ConfigError):
             pod(found, tmp_path / missing, cluster).settings()
 

@@ -156,7 +156,7 @@ def _settings(
         "redis": _redis(file, secrets),
         "headers": HeaderNames(sessions=file.session_headers),
         "admin_token": secrets[ADMIN_TOKEN_VARIABLE] or file.admin_token_file,
-        "agent_token": secrets[AGENT_TOKEN_VARIABLE] or None,
+        "agent_token": secrets[AGENT_TOKEN_VARIABLE] or file.agent_token_file,
         "fleet_secret": secrets[FLEET_SECRET_VARIABLE] or file.fleet_secret_file,
         "secret_files": secret_files,
     }

@@ -224,6 +224,7 @@ class FileKeys(Keys, of=Settings):
     advertise: Annotated[str, PlainValidator(checks.url)]
     discovery: Annotated[str, PlainValidator(fleet_source)] = ""
     admin_token_file: Annotated[str | None, PlainValidator(checks.token_in_file)] = Field(None, repr=False)
+    agent_token_file: Annotated[str | None, PlainValidator(checks.token_in_file)] = Field(None, repr=False)
     fleet_secret_file: Annotated[str | None, PlainValidator(checks.token_in_file)] = Field(None, repr=False)
     policy: Annotated[str, PlainValidator(checks.policy)]
     access_log: Annotated[LogFormat, PlainValidator(checks.log_format)]
@@ -263,6 +264,7 @@ INGREDIENTS = (
     "redis_password_file",
     "redis_prefix",
     "admin_token_file",
+    "agent_token_file",
     "fleet_secret_file",
     "session_headers",
 )

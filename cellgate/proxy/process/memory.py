@@ -119,6 +119,8 @@ FEW = 8
 """… once at most this many leave within a tick."""
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 """Of malloc.h, for mallopt(3)."""
+_PR_SET_DUMPABLE, _PR_SET_NAME = 4, 15
+"""Of prctl.h, for prctl(2)."""
 
 
 def return_large_blocks() -> None:
@@ -161,6 +163,20 @@ def return_small_blocks() -> None:
     """Have the C library return all unused whole pages to the system."""
     with contextlib.suppress(AttributeError):
         ctypes.CDLL(None).malloc_trim(ctypes.c_size_t(0))
+
+
+def keep_from_others() -> None:
+    """Let no other process of this user read the memory, the variables and the open files of this one and of
+    those that it forks, nor a core dump have them: that takes root with CAP_SYS_PTRACE (prctl(2)).
+    """
+    with contextlib.suppress(AttributeError, OSError):
+        ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
+
+
+def name_process(name: str) -> None:
+    """Show what this process is, to ps and top."""
+    with contextlib.suppress(AttributeError, OSError):
+        ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
 
 
 def _heap_end() -> int:

@@ -30,6 +30,7 @@ import uvloop
 from cellgate.proxy.config.settings import Reload, Settings
 from cellgate.proxy.handover import LISTEN, Inheritance, Listeners, listeners_of
 from cellgate.proxy.observe.log import log_line
+from cellgate.proxy.process.memory import name_process
 from cellgate.proxy.process.signals import notify
 from cellgate.proxy.process.tls import LiveTls
 from cellgate.proxy.workers import worker as supervisor_channel
@@ -163,7 +164,7 @@ class Supervisor:
         """What a forked process does, to its end."""
         code = 1
         try:
-            _name("cellgate-ctl" if number == CONTROL else f"cellgate-{number}")
+            name_process("cellgate-ctl" if number == CONTROL else f"cellgate-{number}")
             signal.set_wakeup_fd(-1)
             for each in _SIGNALS:
                 # They may be sent to all processes of a service; only the supervisor acts on them.
@@ -386,9 +387,3 @@ def _title(number: int) -> str:
 
 def _nothing(_number: int, _frame: object) -> None:
     """What a signal does by itself."""
-
-
-def _name(name: str) -> None:
-    """Show what this process is, to ps and top."""
-    with suppress(OSError), open("/proc/self/comm", "w", encoding="ascii") as comm:
-        comm.write(name)

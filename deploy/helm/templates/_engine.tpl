@@ -87,9 +87,9 @@
     {{- if not (and $leads $sidecar) }}
     - --listen=0.0.0.0:9911
     {{- end }}
-  env:
-    - name: CELLGATE_AGENT_TOKEN
-      valueFrom: {secretKeyRef: {name: {{ $root.Values.secret.name }}, key: {{ $root.Values.secret.agentTokenKey }}}}
+    - --token-file=/etc/cellgate-secrets/agent-token
+  volumeMounts:
+    - {name: agent-token, mountPath: /etc/cellgate-secrets, readOnly: true}
   {{- if not (and $leads $sidecar) }}
   ports:
     - {name: agent, containerPort: 9911}
@@ -151,6 +151,10 @@ spec:
     {{- end }}
     {{- include "cellgate.engine" . | nindent 4 }}
   volumes:
+    - name: agent-token
+      secret:
+        secretName: {{ .root.Values.secret.name }}
+        items: [{key: {{ .root.Values.secret.agentTokenKey }}, path: agent-token}]
     - name: shm
       emptyDir: {medium: Memory, sizeLimit: {{ $engine.sharedMemory }}}
     - name: models

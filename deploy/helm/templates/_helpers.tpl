@@ -107,6 +107,9 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- /* The configuration of the mode, with what `config` says on top. */ -}}
 {{- define "cellgate.config" -}}
 {{- $made := dict "timeouts" (dict "drain_delay_s" .Values.drain.delaySeconds "drain_s" .Values.drain.seconds) }}
+{{- range $name := ternary (ternary (list "admin-token" "fleet-secret" "redis-password") (list "admin-token" "fleet-secret") .Values.redis.create) (list "admin-token" "agent-token") (eq .Values.mode "fleet") }}
+{{- $_ := set $made (printf "%s_file" (replace "-" "_" $name)) (printf "/etc/cellgate-secrets/%s" $name) }}
+{{- end }}
 {{- if .Values.operator }}
 {{- $_ := set $made "operator" "/etc/cellgate/operator.yaml" }}
 {{- end }}
@@ -150,16 +153,14 @@ app.kubernetes.io/instance: {{ .Release.Name }}
   env:
     - name: POD_NAME
       valueFrom: {fieldRef: {fieldPath: metadata.name}}
-    - name: CELLGATE_ADMIN_TOKEN
-      valueFrom: {secretKeyRef: {name: {{ .Values.secret.name }}, key: {{ .Values.secret.adminTokenKey }}}}
-    {{- $optional := ne .Values.mode "fleet" }}
-    - name: CELLGATE_FLEET_SECRET
-      valueFrom: {secretKeyRef: {name: {{ .Values.secret.name }}, key: {{ .Values.secret.fleetSecretKey }}, optional: {{ $optional }}}}
-    - name: CELLGATE_REDIS_PASSWORD
-      valueFrom: {secretKeyRef: {name: {{ .Values.secret.name }}, key: {{ .Values.secret.redisPasswordKey }}, optional: {{ or $optional (not .Values.redis.create) }}}}
+    {{- /* What every release has is in files: variables are in crash reports, and children have them. */ -}}
     {{- if ne .Values.mode "fleet" }}
-    - name: CELLGATE_AGENT_TOKEN
-      valueFrom: {secretKeyRef: {name: {{ .Values.secret.name }}, key: {{ .Values.secret.agentTokenKey }}}}
+    - name: CELLGATE_FLEET_SECRET
+      valueFrom: {secretKeyRef: {name: {{ .Values.secret.name }}, key: {{ .Values.secret.fleetSecretKey }}, optional: true}}
+    {{- end }}
+    {{- if or (ne .Values.mode "fleet") (not .Values.redis.create) }}
+    - name: CELLGATE_REDIS_PASSWORD
+      valueFrom: {secretKeyRef: {name: {{ .Values.secret.name }}, key: {{ .Values.secret.redisPasswordKey }}, optional: true}}
     {{- end }}
     {{- if and .Values.files.unitApiKey (or (eq .Values.mode "fleet") (not .Values.engine.create)) }}
     # Of units that the chart did not make.
@@ -194,6 +195,7 @@ app.kubernetes.io/instance: {{ .Release.Name }}
   volumeMounts:
     - {name: config, mountPath: /etc/cellgate, readOnly: true}
     - {name: tmp, mountPath: /tmp}
+    - {name: secrets, mountPath: /etc/cellgate-secrets, readOnly: true}
     {{- if and .Values.redis.tls (eq .Values.mode "fleet") }}
     - {name: redis-ca, mountPath: /etc/cellgate-files/redis, readOnly: true}
     {{- end }}
@@ -210,6 +212,19 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- define "cellgate.volumes" -}}
 - name: config
   configMap: {name: {{ include "cellgate.name" . }}}
+- name: secrets
+  secret:
+    secretName: {{ .Values.secret.name }}
+    items:
+      - {key: {{ .Values.secret.adminTokenKey }}, path: admin-token}
+      {{- if ne .Values.mode "fleet" }}
+      - {key: {{ .Values.secret.agentTokenKey }}, path: agent-token}
+      {{- else }}
+      - {key: {{ .Values.secret.fleetSecretKey }}, path: fleet-secret}
+      {{- if .Values.redis.create }}
+      - {key: {{ .Values.secret.redisPasswordKey }}, path: redis-password}
+      {{- end }}
+      {{- end }}
 - name: tmp
   emptyDir: {}
 {{- if and .Values.redis.tls (eq .Values.mode "fleet") }}

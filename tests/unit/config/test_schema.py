@@ -57,6 +57,7 @@ DOCUMENTS: list[Any] = yaml.safe_load("""
   redis_prefix: "p:"
   advertise: http://me:1
   admin_token_file: SECRET
+  agent_token_file: SECRET
   fleet_secret_file: SECRET
   policy: p2c
   access_log: "off"

@@ -396,3 +396,19 @@ def test_a_python_built_without_profiles_is_told_of_and_others_are_not() -> None
     assert not slow_build("'--enable-optimizations' '--with-lto'", "/usr/local")
     assert not slow_build("'--enable-shared' '--prefix=/usr'", "/usr"), "Debian's says it otherwise"
     assert not slow_build("", "C:/Python"), "nothing is known"
+
+
+def test_the_memory_of_a_gate_with_secrets_is_read_by_no_other_process_of_its_user() -> None:
+    lines = (
+        "import ctypes, os",
+        "from cellgate.proxy.process.memory import keep_from_others, name_process",
+        "keep_from_others()",
+        "name_process('cellgate-1')",
+        "print(ctypes.CDLL(None).prctl(3, 0, 0, 0, 0), open('/proc/self/comm').read().strip())",
+        # What it reads of itself.
+        "os.listdir('/proc/self/fd'), open('/proc/self/statm').read()",
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["0", "cellgate-1"]
