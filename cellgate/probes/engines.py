@@ -302,10 +302,11 @@ GENERATED = re.compile(
     rb'|text_output|generated_text|data)"\s*:\s*"(?!")'
     rb'|"(?:tool_calls|tool_use|token_ids|output_ids|top_logprobs)"\s*:\s*\[\s*[^\s\]]'
     rb'|"function_call"\s*:\s*\{|"type"\s*:\s*"(?:function_call|tool_use)"'
-    rb'|"(?:completion_tokens|output_tokens)"\s*:\s*[1-9]'
+    rb'|(?P<counted>"(?:completion_tokens|output_tokens)"\s*:\s*[1-9])'
     rb'|"finish_reason"\s*:\s*"content_filter"|"stop_reason"\s*:\s*"refusal"'
 )
-"""What was generated, in any of the APIs: text, reasoning, a tool call, a count of tokens, or a refusal."""
+"""What was generated, in any of the APIs: text, reasoning, a tool call, a refusal, or (`counted`) a count of
+tokens."""
 # An answer of one token may have one that is not shown.
 _CUT_SHORT = re.compile(
     rb'"(?:finish_reason|stop_reason)"\s*:\s*"(?:length|max_tokens)"|"status"\s*:\s*"incomplete"'

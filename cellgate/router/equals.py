@@ -16,8 +16,8 @@ ERROR = 1e-6
 """In so many comparisons of equals at most one finds a difference."""
 FUTILE = 0.3
 """With so little evidence left a comparison ends."""
-PAIRS_MAX = 96
-"""So many pairs show any difference of a half."""
+PAIRS_MAX, STRONG = 96, 100.0
+"""So many pairs show most differences of a half; those which have shown so much evidence by then go on."""
 _WORSE = ((0.98, 0.02), (0.6, 0.07), (0.97, 0.4), (0.8, 0.25))
 """What is told apart from equals: shares of bad answers of the unit, and of others."""
 _RATIOS = tuple(
@@ -67,7 +67,8 @@ class Comparison:
     @property
     def is_over(self) -> bool:
         """Whether more pairs are not worth what they cost."""
-        return self.is_worse or self.evidence < FUTILE or self.pairs >= PAIRS_MAX
+        evidence = self.evidence
+        return self.is_worse or evidence < FUTILE or (self.pairs >= PAIRS_MAX and evidence < STRONG)
 
 
 class Mending:

@@ -50,8 +50,9 @@ AGAIN = 10
 SHARE, BUDGET, BUDGET_OF_ALL = 0.015, 6.0, 24.0
 """What opinions that change nothing may cost: a share of the requests, and so many at once, of one payer and
 of all."""
-COMPUTED = 6.0
-"""So many times as much costs one about an answer that was computed: a refusal takes no time of anybody."""
+ATTEMPTED, COMPUTED = 2.0, 6.0
+"""So many times as much costs one about an answer of a unit that generates, and about one that was computed:
+a refusal takes no time of anybody."""
 UNSURE_S = 2.0
 """So long a unit that gave a doubtful answer, and no good one, is not asked about others' answers."""
 TRIAL_S = 3.0
@@ -133,16 +134,19 @@ class Opinions:
         payer: str = "",
         *,
         is_broken: bool = False,
-        is_computed: bool = False,
+        cost: float = 1.0,
+        is_counted: bool = False,
     ) -> Advice:
         """A unit has answered `what` to this payer, and `asked` others have no good answer either.
-        `is_broken`: no request is answered like this. `is_computed`: it took as long as a good answer.
+        `is_broken`: no request is answered like this. `cost`: of an opinion. `is_counted`: as a rate, before.
         """
         self.watching, self._last_at = True, now
         record, own = self._record(unit, kind), self._known(kind, what, payer)
         record.what, record.doubted_at = what, now
-        if own is None:
-            # What is known to be the request says nothing about units.
+        if own is not None:
+            # What is known to be the request says something about units only if they get it alike.
+            record.own += 1
+        elif not is_counted:
             record.count(is_bad=True)
         if asked >= OPINIONS_MAX:
             return Advice.SHOW
@@ -153,7 +157,7 @@ class Opinions:
             return Advice.INSIST
         if own is not None:
             own.times += 1
-        record.cost = COMPUTED if is_computed else 1.0
+        record.cost = cost
         if self._left(payer) < record.cost or (own is not None and own.times % AGAIN):
             return Advice.SHOW if own is not None or asked or not record.is_awaited else Advice.HOLD
         self._save(payer, -record.cost)
@@ -253,10 +257,18 @@ class Opinions:
         return self._published(self._found(unit, record, kind))
 
     def by_rate(
-        self, unit: str, kind: Kind, what: str, prompt: int, now: float, *, has_begun: bool
+        self,
+        unit: str,
+        kind: Kind,
+        what: str,
+        prompt: int,
+        now: float,
+        *,
+        has_begun: bool = False,
+        is_endless: bool = False,
     ) -> Refusing | None:
         """An answer that may be meant, or right: only where more answers of the unit are like this than of
-        others it is looked at. `has_begun`: it was counted as a good one.
+        others, or others had none to give, it is looked at. `has_begun`: it was counted as a good one.
         """
         self.watching, self._last_at = True, now
         record = self._record(unit, kind)
@@ -269,7 +281,8 @@ class Opinions:
         else:
             record.count(is_bad=True)
         found = self._found(unit, record, kind)
-        is_worth_it = found.is_apart and (has_begun or record.total >= _APART_MIN)
+        is_alone = not any(each.total for name, each in self._records[kind].items() if name != unit)
+        is_worth_it = (found.is_apart or is_alone) and (has_begun or is_endless or record.total >= _APART_MIN)
         return self._published(found) if is_worth_it else None
 
     def apart(self, unit: str, kind: Kind) -> Refusing | None:
@@ -305,7 +318,7 @@ class Opinions:
         of = f" of {kind.path}{model}{needs}" + (f" above {size} bytes" if 0 < size < _NO_OPINION else "")
         is_sure = record.refuses_above() != _NO_OPINION
         others = [each for name, each in self._records[kind].items() if name != unit]
-        is_apart = record.is_apart(others)
+        is_apart, chance = record.beside(others)
         return Refusing(
             unit,
             record.what,
@@ -317,7 +330,7 @@ class Opinions:
             is_fault=is_fault,
             by=by,
             arrived=self._arrived,
-            is_far=is_apart and record.chance_beside(others) < _HARDLY,
+            is_far=is_apart and chance < _HARDLY,
         )
 
     def _published(self, found: Refusing) -> Refusing:
@@ -420,6 +433,8 @@ class _Record:
         """The evidence that it refuses what others serve; 1: none."""
         self.total = self.bad = 0
         """Answers, and those of them that were doubtful."""
+        self.own = 0
+        """Doubtful ones besides, to requests that are known to be at fault themselves."""
         self.prompts: deque[int] = deque(maxlen=_PROMPTS)
         """Prompts whose answers count as a rate."""
         self.trial_at = 0.0
@@ -432,26 +447,22 @@ class _Record:
     def count(self, *, is_bad: bool) -> None:
         """One more answer; the old ones count less and less."""
         if self.total >= _COUNTED:
-            self.total, self.bad = self.total // 2, self.bad // 2
+            self.total, self.bad, self.own = self.total // 2, self.bad // 2, self.own // 2
         self.total += 1
         self.bad += is_bad
 
-    def is_apart(self, others: Collection[_Record]) -> bool:
-        """Whether it answers badly more often than others do, as far as anybody can see."""
-        total, bad = sum(each.total for each in others), sum(each.bad for each in others)
-        if min(self.total, total) < _APART_MIN:
-            return self.bad == self.total and not bad
-        return self.bad / self.total >= bad / total + _APART
-
-    def chance_beside(self, others: Collection[_Record]) -> float:
-        """How likely equals differ so much by chance, if nobody chooses who is asked what: Fisher's test."""
-        total, bad = sum(each.total for each in others), sum(each.bad for each in others)
-        size, all_bad = self.total + total, self.bad + bad
-        ways = (
-            comb(self.total, mine) * comb(total, all_bad - mine)
-            for mine in range(self.bad, min(self.total, all_bad) + 1)
-        )
-        return sum(ways) / comb(size, all_bad)
+    def beside(self, others: Collection[_Record]) -> tuple[bool, float]:
+        """Whether it answers badly more often than others do, as far as anybody can see; and how likely
+        equals differ so much by chance. What is known to be the request is left out, or else whoever sends
+        such to all would hide what a unit does to others; with it the difference must be one that chance
+        hardly explains.
+        """
+        total, bad, own = (sum(getattr(each, name) for each in others) for name in ("total", "bad", "own"))
+        without = _compared(self.bad, self.total, bad, total)
+        if without[1] < _HARDLY or not (self.own or own):
+            return without
+        counted = _compared(self.bad + self.own, self.total + self.own, bad + own, total + own)
+        return counted if counted[1] < _HARDLY else without
 
     @property
     def is_awaited(self) -> bool:
@@ -477,6 +488,21 @@ class _Record:
         if above >= HANDFUL:
             return served
         return -1 if self.against_it >= _OPINION_SURE else _NO_OPINION
+
+
+def _compared(mine: int, total: int, others_bad: int, others: int) -> tuple[bool, float]:
+    """Whether a unit answers badly more often than others do, and by Fisher's test how likely equals differ
+    so much by chance, if nobody chooses who is asked what.
+    """
+    if min(total, others) < _APART_MIN:
+        is_apart = others > 0 and mine == total and not others_bad
+    else:
+        is_apart = mine / total >= others_bad / others + _APART
+    if not is_apart:
+        return False, 1.0
+    all_bad = mine + others_bad
+    ways = sum(comb(total, bad) * comb(others, all_bad - bad) for bad in range(mine, min(total, all_bad) + 1))
+    return True, ways / comb(total + others, all_bad)
 
 
 _NO_OPINION = 1 << 62

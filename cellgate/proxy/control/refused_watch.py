@@ -23,7 +23,16 @@ import orjson
 from cellgate.probes.base import Fetch, FetchError, Reply
 from cellgate.probes.engines import APIS, at
 from cellgate.proxy.observe.events import Action, EventLog
-from cellgate.proxy.request.answer_shape import ENDLESS, REPEATS, SHAPES, loops
+from cellgate.proxy.request.answer_shape import (
+    ENDLESS,
+    NO_TEXT,
+    NONE_COUNTED,
+    NOTHING,
+    REPEATS,
+    SHAPES,
+    SHORT_LOOP,
+    loops,
+)
 from cellgate.proxy.request.routes import find_route
 from cellgate.router.board import Board
 from cellgate.router.equals import PAIRS_MAX, Comparison, Mending
@@ -45,9 +54,9 @@ ENDLESS_S = 1.0
 LATER_TIMES, ENDLESS_TIMES, LATER_S = 2.5, 1.5, 0.75
 """Of a pair one may take so many times as long as the other, and at least so long; fewer times where answers
 do not end."""
-ROUNDS, ENDLESS_ROUNDS = (6, 6, 8), (12, 8)
-"""Pairs that are asked at once; the last one again and again. More where an answer does not end, for each
-round takes long then."""
+CHEAP_ROUNDS, ROUNDS, ENDLESS_ROUNDS = (6, 12), (3, 8), (12, 8)
+"""Pairs that are asked at once; the last one again and again. Three show most equals. More where a token is
+enough; and where an answer does not end, for each round takes long then."""
 ASKED_MAX = 2 * PAIRS_MAX
 """So many pairs are asked at most: those of which one has no answer count for nothing."""
 OTHERS_MAX = 4
@@ -56,12 +65,14 @@ LACKS_MIN = 3
 """A unit that answers so many plain requests of another kind lacks something, and no more."""
 REFUSED_KINDS_MAX = 2
 """So many other kinds in use are looked at."""
-PER_REQUEST, PER_CLIENT, BUDGET, CHEAP = 0.05, 12.0, 128.0, 8.0
-"""What questions may cost: so many for each request, and so many once for each of the most requests that were
-in flight together, but never more than the budget at once. Those to a unit that does not look worse than
-others may use half of that. A comparison that cannot be paid for goes on later. It goes on to its end, on
-credit, with so much evidence, which equals see once in as many, and where clients were answered so much worse
-that equals hardly ever are: a client may bring that about, but then the first question is answered well."""
+PER_REQUEST, PER_CLIENT, BUDGET, CHEAP = 0.4, 24.0, 400.0, 8.0
+"""What questions may cost, in tokens: so many for each request, and so many once for each of the most that
+were in flight together, but never more than the budget at once. A comparison that cannot be paid for goes on
+later. It goes on to its end, on credit, with so much evidence, which equals see once in as many, and where
+clients were answered so much worse that equals hardly ever are: a client may bring that about, but then the
+first question is answered well."""
+UNLIKELY = 0.75
+"""So much of that is left to units that look worse than others."""
 SUSPECT_S = 5.0
 """So long after a doubt a unit is nobody's measure, if there is another one."""
 WITHOUT_S = 30.0
@@ -70,8 +81,9 @@ REFUSALS_MAX = 4
 """Kinds of requests that are kept of each unit which refuses them: the last ones."""
 REPORTED_EVERY_S = 60.0
 """What a unit refuses, while it serves other requests, is told at most so often."""
-_TOKENS, _MORE_TOKENS, _MORE_COST = 4, 20, 5.0
-"""So many are asked for; and where they might all be the same, which costs so much more."""
+_ANY_TOKENS, _TEXT_TOKENS, _LOOP_TOKENS = 1, 4, 10
+"""So many are asked for: of a unit that refuses; of one that may generate nothing, whose first tokens may be
+no text; and where they might all be the same."""
 _ANSWER_BYTES = 256 << 10
 _REFUSED_LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 _CAPITALS_OF = ("France", "Japan", "Italy", "Kenya", "Peru", "Norway", "Egypt", "Chile")
@@ -115,7 +127,7 @@ class RefusedWatch:
         looks_worse = found.is_sure or found.is_apart
         # As long as it looks worse, one question after the other may be answered well by chance.
         wait_s = 0.0 if found.is_far else ASK_AGAIN_S if looks_worse else record.wait_s
-        least = _cost(1, found.what) if looks_worse else self._lent / 2.0
+        least = _cost(1, found.what) if looks_worse else UNLIKELY * self._lent
         if now - record.compared_at < wait_s or self._budget < least:
             return
         task = asyncio.get_running_loop().create_task(self._compare(state, found, use, record))
@@ -189,7 +201,7 @@ class RefusedWatch:
             return None
         uses = [other for other in self._board.uses.of(state, self._now()) if other.route != use.route]
         for other in uses[:REFUSED_KINDS_MAX]:
-            questions = [self._question(other, "") for _ in range(LACKS_MIN)]
+            questions = [self._question(other, NOTHING) for _ in range(LACKS_MIN)]
             answers = await asyncio.gather(*(self._ask(state, each, ANSWER_S) for each in questions if each))
             if answers and all(answers):
                 return None
@@ -198,9 +210,11 @@ class RefusedWatch:
     async def _ask_pairs(self, state: UnitState, found: Refusing, use: Use, begun: _Begun) -> Comparison:
         """Until it is over, or costs too much: then it goes on another time."""
         comparison, shares, record = begun.comparison, begun.shares, self._records[found.unit]
-        sizes = ENDLESS_ROUNDS if begun.first.is_endless else ROUNDS
+        sizes = CHEAP_ROUNDS if _tokens(found.what) == _ANY_TOKENS else ROUNDS
         # Four tokens do not end: no equal does that, unless all are slow.
-        begun.on_credit |= found.is_far or (begun.first.is_endless and found.what != REPEATS)
+        is_endless = begun.first.is_endless and (found.is_sure or found.is_apart)
+        sizes = ENDLESS_ROUNDS if is_endless else sizes
+        begun.on_credit |= found.is_far or (is_endless and found.what != REPEATS)
         while not comparison.is_over and begun.asked < ASKED_MAX:
             size = sizes[min(begun.rounds, len(sizes) - 1)]
             begun.on_credit = begun.on_credit or comparison.evidence >= CHEAP
@@ -274,7 +288,7 @@ class RefusedWatch:
 
     def _question(self, use: Use, what: str) -> _Asked | None:
         self._asked += 1
-        return plain_request(use, _MORE_TOKENS if what == REPEATS else _TOKENS, self._asked)
+        return plain_request(use, _tokens(what), self._asked)
 
     async def _ask(self, state: UnitState, asked: _Asked, timeout_s: float) -> bool | None:
         """Whether the answer of a unit is good; None: it has none that could be judged."""
@@ -350,11 +364,11 @@ class RefusedWatch:
 
 
 class _Asked(NamedTuple):
-    """A request that shows whether a unit is well. `may_loop`: even if it says one token all the time."""
+    """A request of so many `tokens` that shows whether a unit is well."""
 
     target: str
     body: bytes
-    may_loop: bool = True
+    tokens: int
 
 
 class _First(NamedTuple):
@@ -409,8 +423,15 @@ class _Refused:
         self.task = None
 
 
+def _tokens(what: str) -> int:
+    """How many tokens show whether a unit answers this."""
+    if what == REPEATS:
+        return _LOOP_TOKENS
+    return _ANY_TOKENS if what[:1].isdigit() or "error" in what else _TEXT_TOKENS
+
+
 def _cost(questions: int, what: str) -> float:
-    return questions * (_MORE_COST if what == REPEATS else 1.0)
+    return float(questions * _tokens(what))
 
 
 def plain_request(use: Use, tokens: int, number: int = 0) -> _Asked | None:
@@ -422,7 +443,7 @@ def plain_request(use: Use, tokens: int, number: int = 0) -> _Asked | None:
     fields = api.body(use.model, text, None) or {}
     limits = {name: tokens for name in _REFUSED_LIMITS if name in fields}
     stream = {"stream": True} if use.stream and api.streams else {}
-    return _Asked(at(api.path, use.model), orjson.dumps(fields | limits | stream), tokens == _TOKENS)
+    return _Asked(at(api.path, use.model), orjson.dumps(fields | limits | stream), tokens)
 
 
 def is_good(asked: _Asked, reply: Reply) -> bool:
@@ -434,4 +455,7 @@ def is_good(asked: _Asked, reply: Reply) -> bool:
     is_events = content_type.startswith(b"text/event-stream")
     streams = orjson.loads(asked.body).get("stream") is True
     wrong = shape.why_doubtful(reply.body, is_events=is_events, streams=streams, content_type=content_type)
-    return not wrong and (asked.may_loop or not loops(reply.body))
+    if asked.tokens == _ANY_TOKENS and wrong in (NOTHING, NONE_COUNTED, NO_TEXT):
+        # The first token of a model that thinks is no text.
+        return True
+    return not wrong and not (asked.tokens == _LOOP_TOKENS and loops(reply.body, *SHORT_LOOP))

@@ -2,8 +2,8 @@
 
 `SHAPES` has a row for each path, with its source. Besides, an answer without a text is good when it is a job
 that runs in the background, or when the request asks for nothing, or for bytes
-(`AnswerShape.is_asked_for`). One that counts its tokens, and has none, is shown too: only as a rate, beside
-those of other units, it says something. What ends without an end is broken, whatever is asked.
+(`AnswerShape.is_asked_for`). One that counts its tokens, and has none, or no text, is shown too: only as a
+rate, beside those of other units, it says something. What ends without an end is broken, whatever is asked.
 
 One that is not good is doubtful, and no more than that: the request may be at fault. Other units are asked
 (request/second_opinion.py).
@@ -35,7 +35,7 @@ REPEATS = "one token again and again"
 NO_TOKEN = "a stream without a token"
 """And without an end: broken, as those of an engine that has lost one of its ranks."""
 NOTHING = "nothing generated"
-NONE_COUNTED = "no token, by its own count"
+NONE_COUNTED, NO_TEXT = "no token, by its own count", "tokens counted, but no text"
 EVENTS_ONLY, COMMENTS_ONLY = "events without a token", "comments without a token"
 ENDLESS = (REPEATS, EVENTS_ONLY, COMMENTS_ONLY)
 """What is wrong with streams that may go on for ever."""
@@ -53,7 +53,9 @@ _REPEATED, _PERIOD, _MANY = 64, 24, 1024
 _REPEATED_SHARE = 0.75
 _SAMPLE, _OFTEN = 10, 5
 """What is in the middle of an answer is in it so often, if it repeats itself."""
-_LOOP = 16
+_LOOP, _LOOP_TIMES = 16, 3
+SHORT_LOOP = 8, 2
+"""Bytes, and times, that may be a loop."""
 _ENVELOPE = frozenset(("role", "type", "index", "id", "name", "item_id", "output_index", "content_index"))
 _BEFOREGENERATED = frozenset(
     (
@@ -93,14 +95,16 @@ class AnswerShape:
             return False
         if self.text and body.count(body[len(body) // 2 :][:_SAMPLE]) >= _OFTEN:
             return False
-        return body.endswith(_ANSWER_ENDS) and self.shown.search(body) is not None
+        found = self.shown.search(body)
+        return found is not None and found.lastgroup is None and body.endswith(_ANSWER_ENDS)
 
     def why_doubtful(self, body: bytes, *, is_events: bool, streams: bool, content_type: bytes = b"") -> str:
         """What is wrong with a whole answer under 200, in a few words; empty: it is good.
 
         `is_events`: it is a stream of events; `streams`: one was asked for.
         """
-        if self.shown.search(body) is None:
+        found = self.shown.search(body)
+        if found is None:
             return _nothing_in_stream(body) if is_events else _nothing(body)
         if is_events:
             return "an error in the stream" if _errs(body) else ""
@@ -114,6 +118,8 @@ class AnswerShape:
             return "JSON in place of media"
         if self.text and streams:
             return "no event stream"
+        if found.lastgroup is not None and all(each.lastgroup for each in self.shown.finditer(body)):
+            return NO_TEXT
         return REPEATS if self.text and (repeats(body) or _repeats_briefly(body)) else ""
 
     def is_asked_for(self, request: bytes, answer: bytes, content_type: bytes) -> bool:
@@ -193,12 +199,15 @@ def _repeats_briefly(body: bytes) -> bool:
     return body.count(body[len(body) // 2 :][:_SAMPLE]) >= _OFTEN and loops(body)
 
 
-def loops(answer: bytes) -> bool:
-    """Whether a short answer, or stream, ends with one short piece of text again and again."""
+def loops(answer: bytes, least: int = _LOOP, times: int = _LOOP_TIMES) -> bool:
+    """Whether a short answer, or stream, ends with one short piece of text so many `times` on end, and for so
+    many bytes at `least`. With less than these an answer is often meant so, and only its rate says something.
+    """
     said = b"".join(_ANSWER_SAID.findall(answer))
     for period in range(1, _PERIOD + 1):
-        tail = said[-max(_LOOP, 3 * period) :]
-        if len(tail) >= max(_LOOP, 3 * period) and tail[period:] == tail[:-period]:
+        size = max(least, times * period)
+        tail = said[-size:]
+        if len(tail) >= size and tail[period:] == tail[:-period]:
             return True
     return False
 

@@ -15,7 +15,7 @@ from cellgate.proxy.request.exchange import ExchangeState
 from cellgate.proxy.request.failures import not_resumed, try_again
 from cellgate.proxy.request.response import failure_of, outcome_of
 from cellgate.proxy.request.routes import GENERATE, UNLISTED
-from cellgate.proxy.request.second_opinion import served
+from cellgate.proxy.request.second_opinion import served, shown_whole
 from cellgate.proxy.request.start import OF_LINKS, arrived, find_unit
 from cellgate.proxy.request.stored_objects import object_id, response_id
 from cellgate.proxy.request.token_usage import TEMPLATE_TOKENS
@@ -159,6 +159,8 @@ def finish(exchange: Exchange) -> None:
     outcome = _OK if response.status < 400 else outcome_of(response.status)
     if attempt.doubt:
         outcome = outcome_of_doubt(attempt.doubt, attempt.is_clients, response.status)
+    elif exchange.gate.opinions.watching:
+        shown_whole(exchange)
     attempt.release(outcome)
     exchange.attempt = None
     if exchange.stream_resume is not None:

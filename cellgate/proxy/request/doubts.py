@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from cellgate.proxy.request.answer_shape import ENDLESS, NONE_COUNTED, REPEATS
+from cellgate.proxy.request.answer_shape import ENDLESS, NO_TEXT, NONE_COUNTED, NOTHING, REPEATS
 from cellgate.proxy.request.exchange import ExchangeState
 from cellgate.proxy.request.ports import ImpossibleUsage
 from cellgate.proxy.request.response import NO_PATH, Doubt
 from cellgate.proxy.request.token_usage import CappedUsage
 from cellgate.router.nouns import Outcome
-from cellgate.router.opinions import Kind
+from cellgate.router.opinions import ATTEMPTED, COMPUTED, Kind
 
 if TYPE_CHECKING:
     from cellgate.proxy.request.exchange import Exchange
@@ -118,10 +118,14 @@ def is_asked_for(exchange: Exchange, body: bytes) -> bool:
     return True
 
 
-def was_computed(what: str, body: bytes | None) -> bool:
-    """Whether a doubtful answer took its unit as long as a good one: it goes on, or tells of its tokens."""
+def cost_of(what: str, body: bytes | None) -> float:
+    """What an opinion costs. A doubtful answer took its unit as long as a good one if it goes on, or tells of
+    its tokens; and no time at all if it is a refusal.
+    """
     counted = _TOKENS_COUNTED.search(body or b"")
-    return what in ENDLESS or (counted is not None and len(counted[1]) > 1)
+    if what in ENDLESS or (counted is not None and len(counted[1]) > 1):
+        return COMPUTED
+    return ATTEMPTED if what == NOTHING else 1.0
 
 
 def keep_aborted(exchange: Exchange) -> None:
@@ -140,7 +144,7 @@ def outcome_of_doubt(what: str, is_clients: bool, status: int) -> Outcome:
     """How an attempt ended whose answer was not good. A prompt may ask for one token again and again, or for
     none: that counts as a rate beside peers, and one such answer is nobody's error.
     """
-    if what in (REPEATS, NONE_COUNTED):
+    if what in (REPEATS, NONE_COUNTED, NO_TEXT):
         return Outcome.OK
     if what == ABORTED:
         return Outcome.EVICTED

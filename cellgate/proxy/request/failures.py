@@ -338,12 +338,13 @@ def _moves_on(exchange: Exchange, attempt: Attempt, now: float) -> bool:
     if since_s < limit_s:
         return False
     is_flood = events >= max(_IDLE_EVENTS, _FLOOD * since_s)
-    if not is_flood and since_s < _EQUALS_S and not _is_outdone(exchange, attempt.lease, now):
+    is_outdone = since_s >= _EQUALS_S or _is_outdone(exchange, attempt.lease, now)
+    if not (is_flood or is_outdone):
         return False
     attempt.wait_again(now)
     if exchange.stream_resume is not None:
         return doubt_end(exchange, EVENTS_ONLY if events else COMMENTS_ONLY, b"")
-    return doubt(exchange, EVENTS_ONLY if events else COMMENTS_ONLY, None)
+    return doubt(exchange, EVENTS_ONLY if events else COMMENTS_ONLY, None, is_outdone=is_outdone)
 
 
 def _is_outdone(exchange: Exchange, lease: Lease, now: float) -> bool:

@@ -303,6 +303,11 @@ class Response:
         return last[period:] == last[:-period]
 
     @property
+    def tail(self) -> bytes:
+        """A whole answer, or the last chunks of a stream that is kept: all, if it is short."""
+        return b"".join(self._chunks or ()) if self.is_events else self._first
+
+    @property
     def last_chunk(self) -> bytes:
         """What it has sent last, of a stream that is kept."""
         return self._chunks[-1] if self._chunks else b""

@@ -10,25 +10,33 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cellgate.proxy.http.errors import Failure, FailureKind
-from cellgate.proxy.request.answer_shape import NO_TOKEN, NONE_COUNTED, REPEATS
+from cellgate.proxy.request.answer_shape import (
+    ENDLESS,
+    NO_TEXT,
+    NO_TOKEN,
+    NONE_COUNTED,
+    REPEATS,
+    SHORT_LOOP,
+    loops,
+)
 from cellgate.proxy.request.doubts import (
     ABORTED,
     able,
     asked_kind,
+    cost_of,
     drop,
     is_asked_for,
     may_choose,
     outcome_of_doubt,
     show_first,
     unsure,
-    was_computed,
 )
 from cellgate.proxy.request.exchange import ExchangeState
 from cellgate.proxy.request.ports import Refuses
 from cellgate.proxy.request.response import NO_PATH, Doubt, HeldAnswer
 from cellgate.proxy.request.start import find_unit, refuse
 from cellgate.router.nouns import Outcome, Refusal
-from cellgate.router.opinions import Advice, Refusing
+from cellgate.router.opinions import COMPUTED, Advice, Refusing
 from cellgate.router.unit_state import Lease
 from cellgate.router.uses import use_of
 
@@ -36,13 +44,16 @@ if TYPE_CHECKING:
     from cellgate.proxy.request.exchange import Exchange
 
 
+_BY_RATE = (NONE_COUNTED, NO_TEXT, *ENDLESS)
+"""Answers that may be meant."""
 HOLD_S = 10.0
 """So long an answer is held at most."""
 
 
-def doubt(exchange: Exchange, what: str, body: bytes | None) -> bool:
+def doubt(exchange: Exchange, what: str, body: bytes | None, *, is_outdone: bool = False) -> bool:
     """The attempt in flight has an answer that is not good; without a `body`, none that could be shown.
-    Whether the request was taken elsewhere; if not, the answer is shown, or waited for.
+    Whether the request was taken elsewhere; if not, the answer is shown, or waited for. `is_outdone`: others
+    are seen to do better.
     """
     attempt, gate, unit = exchange.in_flight(), exchange.gate, exchange.in_flight().lease.unit
     opinions, kind, now = gate.opinions, asked_kind(exchange), gate.now()
@@ -51,7 +62,8 @@ def doubt(exchange: Exchange, what: str, body: bytes | None) -> bool:
     if body is not None and is_asked_for(exchange, body):
         attempt.doubt = ""
         return False
-    if what in (NONE_COUNTED, REPEATS) and not _is_too_often(exchange, what):
+    is_counted = what in _BY_RATE
+    if is_counted and not _is_too_often(exchange, what, body) and not is_outdone:
         return False
     if what.startswith("404") and exchange.selection.ask.model is not None:
         # An adapter may have left.
@@ -69,8 +81,10 @@ def doubt(exchange: Exchange, what: str, body: bytes | None) -> bool:
         attempt.is_clients = True
         return _end(exchange, what)
     # What is broken is no answer to anything.
-    is_broken, is_computed = what == NO_TOKEN, was_computed(what, body)
-    step = opinions.doubt(unit, kind, what, asked, now, payer, is_broken=is_broken, is_computed=is_computed)
+    is_broken, cost = what == NO_TOKEN, cost_of(what, body)
+    step = opinions.doubt(
+        unit, kind, what, asked, now, payer, is_broken=is_broken, cost=cost, is_counted=is_counted
+    )
     if step is Advice.HOLD:
         if body is None or what == NO_PATH:
             return _end(exchange, what)
@@ -91,8 +105,8 @@ def look_again(exchange: Exchange, held: HeldAnswer, now: float) -> None:
     settled = opinions.settled(first.unit, kind)
     if settled == held.settled and now < held.until:
         return
-    payer, is_computed = exchange.selection.ask.payer, was_computed(first.what, first.body)
-    step = opinions.doubt(first.unit, kind, first.what, 0, now, payer, is_computed=is_computed)
+    payer, cost = exchange.selection.ask.payer, cost_of(first.what, first.body)
+    step = opinions.doubt(first.unit, kind, first.what, 0, now, payer, cost=cost, is_counted=True)
     if step is Advice.HOLD and now < held.until:
         exchange.held = held._replace(settled=settled)
         return
@@ -154,16 +168,27 @@ def repeated(exchange: Exchange) -> None:
     """The stream in flight says the same token again and again: as a rate, that may be its unit."""
     attempt = exchange.in_flight()
     attempt.doubt, attempt.is_clients = REPEATS, False
-    _is_too_often(exchange, REPEATS)
+    _is_too_often(exchange, REPEATS, None)
 
 
-def _is_too_often(exchange: Exchange, what: str) -> bool:
-    """Whether its unit answers so more often than others do, which may be meant."""
+def shown_whole(exchange: Exchange) -> None:
+    """An answer was shown, while doubts are about: a short one may have said the same again and again."""
+    shape = exchange.route.shape
+    if shape is not None and shape.text and loops(exchange.response.tail, *SHORT_LOOP):
+        repeated(exchange)
+
+
+def _is_too_often(exchange: Exchange, what: str, body: bytes | None) -> bool:
+    """Whether its unit answers so more often than others do, which may be meant. The gate asks by itself;
+    what was computed is computed again only where chance hardly explains the difference.
+    """
     opinions, lease, now = exchange.gate.opinions, exchange.in_flight().lease, exchange.gate.now()
     kind, prompt = asked_kind(exchange), exchange.selection.ask.fingerprint
-    found = opinions.by_rate(lease.unit, kind, what, prompt, now, has_begun=lease.committed)
+    found = opinions.by_rate(
+        lease.unit, kind, what, prompt, now, has_begun=lease.committed, is_endless=body is None
+    )
     _tell(exchange, found)
-    return found is not None
+    return found is not None and (found.is_far if cost_of(what, body) >= COMPUTED else found.is_apart)
 
 
 def served(exchange: Exchange, lease: Lease) -> None:

@@ -9,6 +9,7 @@ import orjson
 import pytest
 
 from cellgate.proxy.request.answer_shape import (
+    NO_TEXT,
     NONE_COUNTED,
     REPEATS,
     SHAPES,
@@ -29,7 +30,8 @@ DONE = b"data: [DONE]\n\n"
 WHOLE = [
     ("chat", SAID, ""),
     ("chat", b'{"choices":[{"message":{"content":null,"tool_calls":[{"id":"1"}]}}]}', ""),
-    ("chat", b'{"choices":[{"message":{"content":""}}],"usage":{"completion_tokens":3}}', ""),
+    ("chat", b'{"choices":[{"message":{"content":""}}],"usage":{"completion_tokens":3}}', NO_TEXT),
+    ("chat", b'{"usage":{"completion_tokens":3},"choices":[{"message":{"content":"Hi"}}]}', ""),
     ("chat", b'{"choices":[{"message":{"content":""},"finish_reason":"stop"}]}', "nothing generated"),
     ("chat", b'{"choices":[]}', "no answer in its JSON"),
     ("chat", b'{"choices":[{"message":{"content":""}}],"usage":{"completion_tokens":0}}', NONE_COUNTED),
