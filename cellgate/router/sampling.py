@@ -20,7 +20,7 @@ from cellgate.router.nouns import Ask, Candidate
 
 LOOK_AT_ALL = 24
 """With up to this many units all are considered."""
-SAMPLE = 12
+SAMPLE = 8
 RENEWED_S = 0.25
 """How old the list may be that is drawn from, where units have changed since."""
 HOLDERS_MAX = 200_000

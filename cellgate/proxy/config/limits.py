@@ -28,11 +28,11 @@ class HardLimits:
     request_bytes_per_turn: int = 1 << 20
     """Bytes of all clients' bodies together that are parsed in one turn of the loop, other bytes counting 64
     times; the rest waits for the next turn. Reads up to `parsed_bytes` are no part of it. Never counted."""
-    reply_bytes_per_turn: int = 1 << 18
+    reply_bytes_per_turn: int = 1 << 17
     """Bytes of all replies together that are parsed in one turn of the loop, each piece of a body counting as
-    1 KiB more; the rest waits for the next turn. Some 200 events of streams, a few milliseconds: the way of
+    1 KiB more; the rest waits for the next turn. Some 100 events of streams, a few milliseconds: the way of
     another client's request through the gate has several turns. Never counted: nobody is refused."""
-    small_reply_bytes: int = 4096
+    small_reply_bytes: int = 1024
     """A read of a reply up to this size is parsed at once, however much others have sent. Never counted."""
     unit_models: int = 4096
     """Models in the list of one unit that has none configured. Those after them are not known to the gate."""

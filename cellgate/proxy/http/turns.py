@@ -16,7 +16,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Protocol
 
-PART_BYTES = 16384
+PART_BYTES = 8192
 """Bytes that are parsed of one connection before the next has its turn."""
 PIECE_BYTES = 1024
 """What each piece of a body counts as, beside its bytes: many small pieces take the time."""
