@@ -11,7 +11,7 @@ from random import Random
 import pytest
 
 from cellgate.router.nouns import Verdict
-from tests.scenarios.equals import Scene, Unit, check, check_mirror
+from tests.scenarios.equals import Played, Scene, Unit, check, check_mirror
 from tests.scenarios.harness import Stage
 from tests.sim.behaviour import Behaviour
 
@@ -59,3 +59,11 @@ def test_a_unit_whose_known_answers_differ_more_often_than_those_of_others_goes(
 
     stage.play(scenario())
     assert all(shot.startswith("b: up -> down, wrong answers") for shot in stage.shots())
+
+
+@pytest.mark.parametrize("streams", [0.0, 1.0])
+def test_what_the_only_unit_aborts_is_shown_as_it_is(streams: float) -> None:
+    """Nobody else could serve it: its client gets the unit's own answer, and no 503."""
+    played = Played(Scene(3, "aborted", 1.0, 1, "many", streams, 4, 0.0))
+    assert {visit.unit for visit in played.visits} == {"a"}
+    assert played.shots == []

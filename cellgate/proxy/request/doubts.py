@@ -151,20 +151,25 @@ def outcome_of_doubt(what: str, is_clients: bool, status: int) -> Outcome:
     return Outcome.CLIENT_ERROR if is_clients or 400 <= status < 500 else Outcome.UNIT_ERROR
 
 
-def _best(doubts: tuple[Doubt, ...]) -> Doubt | None:
-    """The first answer that can be shown. One that was aborted only if several units did so: it is no whole
-    one, and a unit alone may be paused.
+def _best(exchange: Exchange) -> Doubt | None:
+    """The first answer that can be shown. One that was aborted only if several units did so, or nobody else
+    could ever serve the request: it is no whole one, and a unit alone may be paused.
     """
+    doubts = exchange.doubtful
     aborted = [each for each in doubts if each.what == ABORTED]
     others = [each for each in doubts if each.what != ABORTED and each.head is not None]
-    return next(iter(others), aborted[0] if len({each.unit for each in aborted}) > 1 else None)
+    if others or not aborted:
+        return next(iter(others), None)
+    units, board = {each.unit for each in aborted}, exchange.gate.board
+    is_shown = len(units) > 1 or not board.could_serve(exchange.selection.ask, units)
+    return aborted[0] if is_shown else None
 
 
 def show_first(exchange: Exchange, held: Doubt | None = None) -> bool:
     """Nobody has a better answer: show what the first unit said, or what was held. False: no unit has said
     anything.
     """
-    first = held or _best(exchange.doubtful)
+    first = held or _best(exchange)
     drop(exchange)
     if first is None or first.head is None or first.what == NO_PATH or exchange.response.begun:
         return False
