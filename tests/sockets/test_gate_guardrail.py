@@ -16,7 +16,7 @@ import pytest
 from cellgate.proxy.config.limits import LIMITS
 from cellgate.proxy.config.settings import GuardrailSettings
 from cellgate.proxy.observe.counters import GUARDRAIL, TALLIES
-from tests.wire.client import Client, chat
+from tests.wire.client import Client, chat, post
 from tests.wire.stage import Stage, stage
 from tests.wire.unit import LAST_CHUNK, SSE_HEAD, STREAM, Received, ScriptedUnit, chunk, listening, whole
 
@@ -91,6 +91,16 @@ async def test_an_allowed_request_goes_on_as_it_is() -> None:
         assert (first["phase"], first["route"], first["model"]) == ("request", "chat", "tiny")
         assert first["body"] == orjson.loads(here.unit.requests[0].body)
         assert len(judge.connections) == 1
+
+
+async def test_a_request_of_which_an_engine_may_read_another_part_reaches_neither() -> None:
+    judge = Judge(no_secrets)
+    async with gate(judge) as (here, client):
+        message = b'{"role":"user","content":"a secret","content":"hello"}'
+        reply = await client.ask(post(b'{"model":"tiny","messages":[%b]}' % message))
+        assert (reply.status, reply.error["param"]) == (400, "content")
+        assert (here.received, judge.asked) == (0, [])
+        assert (await client.ask(chat())).whole
 
 
 async def test_a_denied_request_reaches_no_unit_and_says_why_and_a_changed_one_is_what_it_gets() -> None:

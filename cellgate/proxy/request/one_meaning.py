@@ -1,8 +1,8 @@
 """Why a body that means two things is refused: the gate would read one, an engine perhaps the other. Pure.
 
 1. A field that is there twice: parsers take the last (orjson, pydantic), the first (nlohmann's ordered_json,
-   which llama.cpp has), or neither. Of fields that say who answers, how long, and for whom; also in objects
-   that engines read them from (`parameters`).
+   which llama.cpp has), or neither. Of fields that say who answers, how long, and for whom, and `messages`;
+   also in objects that engines read them from (`parameters`). Where a guardrail reads the body, any field.
 2. Two fields whose names differ in case alone, or such a field in another case.
 3. Fields beside `model` that name another one: adapters, fallbacks, what a client library would have merged.
    These are no mistake, but a key that is for some models must be for all of them.
@@ -25,7 +25,7 @@ BESIDE = ("lora_path", "lora_name", "lora_request", "adapter_id", "models", "fal
 """Fields that may name other models: SGLang, vLLM, TGI, and gateways that may stand before an engine."""
 WEIGHTY = frozenset(
     (
-        *("model", "stream", "priority", "previous_response_id", "conversation", "request_id"),
+        *("model", "messages", "stream", "priority", "previous_response_id", "conversation", "request_id"),
         *(*BESIDE, *COUNT_NAMES, *LIMIT_NAMES),
     )
 )
@@ -49,8 +49,12 @@ def why_twofold(names: tuple[str, ...], body: bytes) -> Failure | None:
         return _refusal(next(name for name in names if name.casefold() in odd))
     try:
         top = json.loads(body, object_pairs_hook=_Pairs)
-    except (ValueError, RecursionError):
+    except ValueError:
         return None
+    except RecursionError:
+        # It is nested too deeply to be looked at: the name that is there most often may be there twice.
+        [(most, _)] = Counter(weighty_in(body)).most_common(1)
+        return _refusal(most.strip(b'": \t\r\n').decode())
     if not isinstance(top, _Pairs):
         return None
     # Without a loop over its names, of which there may be hundreds of thousands.
@@ -82,6 +86,32 @@ def _refusal(name: str) -> Failure:
     shown = name[:64]
     reason = f"the body has {shown!r} twice, or in another case: engines read it differently; send it once"
     return Failure(FailureKind.BAD_JSON, reason, param=shown)
+
+
+def why_repeated(body: bytes) -> Failure | None:
+    """Why a body is refused that has a field twice, in any object: who checks it may read another than the
+    engine.
+    """
+    try:
+        json.loads(body, object_pairs_hook=_once)
+    except _RepeatedNameError as error:
+        return _refusal(str(error))
+    except (ValueError, RecursionError):
+        # Whatever it is, it is refused or read elsewhere.
+        return None
+    return None
+
+
+class _RepeatedNameError(Exception):
+    """A field that an object has twice."""
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        times = Counter(map(itemgetter(0), pairs))
+        raise _RepeatedNameError(next(name for name in times if times[name] > 1))
+    return found
 
 
 def models_beside(data: dict[str, Any]) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ import pytest
 from cellgate.proxy.http.errors import Failure
 from cellgate.proxy.request.body import read_ask
 from cellgate.proxy.request.conversation import read_conversation
-from cellgate.proxy.request.one_meaning import models_beside, models_in_query
+from cellgate.proxy.request.one_meaning import models_beside, models_in_query, why_repeated
 from cellgate.router.nouns import Ask
 
 MESSAGES = b'"messages":[{"role":"user","content":"hello"}]'
@@ -32,6 +32,7 @@ MESSAGES = b'"messages":[{"role":"user","content":"hello"}]'
         (b'"lora_path":"a","lora_path":"b"', "lora_path"),
         (b'"parameters":{"max_new_tokens":1,"max_new_tokens":4000}', "max_new_tokens"),
         (b'"extra_body":{"n":1,"n":64}', "n"),
+        (b'"messages":[]', "messages"),
     ],
 )
 def test_what_engines_read_differently_is_refused(fields: bytes, param: str) -> None:
@@ -86,3 +87,17 @@ def test_models_beside_the_model_are_known(fields: dict[str, Any], models: tuple
 def test_models_in_a_query_are_known_however_they_are_written() -> None:
     assert models_in_query(b"/v1/chat/completions?a=1&model=b&Model=c%20d") == {"b", "c d"}
     assert models_in_query(b"/v1/chat/completions") == set()
+
+
+def test_for_a_guardrail_no_field_of_any_object_is_there_twice() -> None:
+    for twofold, param in (
+        (b'{"messages":[{"role":"user","content":"fine","content":"not fine"}]}', "content"),
+        (b'{"input":[{"content":[{"type":"text","text":"a","te\\u0078t":"b"}]}]}', "text"),
+        (b'{"prompt":"a", "prompt" :"b"}', "prompt"),
+        ('{"prompt":"a","prompt":"b"}'.encode("utf-16"), "prompt"),
+    ):
+        found = why_repeated(twofold)
+        assert isinstance(found, Failure)
+        assert found.param == param
+    assert why_repeated(b'{"messages":[{"content":"\\"content\\":1"},{"content":"b"}],"a":{"a":{}}}') is None
+    assert why_repeated(b"no JSON") is None
