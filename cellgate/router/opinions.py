@@ -288,7 +288,7 @@ class Opinions:
     def apart(self, unit: str, kind: Kind) -> Refusing | None:
         """What is known of a unit of which nobody was asked, if more of its answers are doubtful."""
         record = self._record(unit, kind)
-        if record.total < _APART_MIN:
+        if record.total + record.own < _APART_MIN:
             return None
         found = self._found(unit, record, kind)
         return self._published(found) if found.is_apart else None
