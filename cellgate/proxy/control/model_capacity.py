@@ -10,7 +10,7 @@ In this order: `Capacity`, `Starts`.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -32,8 +32,10 @@ HOUR_S = 3600.0
 HOUR_STEPS = 60
 """The last hour in minutes."""
 CAPACITY_STEP_S = HOUR_S / HOUR_STEPS
-CAPACITY_MODELS_MAX = 512
-"""More models are not watched: units may list any number."""
+CAPACITY_MODELS_MAX, CAPACITY_OF_UNIT = 512, 128
+"""More models are not watched, of all units and of one within an hour: units may list any number, and other
+names after each restart.
+"""
 CAUSE_MAX = 160
 """Characters of a cause."""
 PREFILL = "prefill"
@@ -52,6 +54,8 @@ class _Missing:
 class _Model:
     serving: frozenset[str] = frozenset()
     missing: dict[str, _Missing] = field(default_factory=dict)
+    first: frozenset[str] = frozenset()
+    """Who served it when it was first seen."""
     counts: deque[tuple[int, int, int]] = field(default_factory=lambda: deque(maxlen=HOUR_STEPS))
     """By minute in which that changed: the most units at once, and how many there were at its end."""
 
@@ -98,14 +102,22 @@ class Capacity(Collector):
         self._strays = {
             name for known in self._models.values() for name, each in known.missing.items() if each.other
         }
-        for model in [*serving, *(self._models.keys() - serving.keys())]:
-            if model not in self._models and len(self._models) >= CAPACITY_MODELS_MAX:
-                continue
-            known = self._models.setdefault(model, _Model())
-            if words := self._follow(known, model, frozenset(serving.get(model, ())), now):
+        for model, known in list(self._models.items()):
+            if words := self._follow(known, model, frozenset(serving.pop(model, ())), now):
                 said.setdefault(words, []).append(model)
             if not known.serving and not known.missing and known.peak(now) == 0:
                 del self._models[model]
+        named = Counter[str]()
+        for known in self._models.values() if serving else ():
+            named.update(known.first)
+        for model, units in serving.items():
+            least = min(named[name] for name in units)
+            if len(self._models) >= CAPACITY_MODELS_MAX or least >= CAPACITY_OF_UNIT:
+                continue
+            named.update(units)
+            known = self._models[model] = _Model(first=frozenset(units))
+            if words := self._follow(known, model, known.first, now):
+                said.setdefault(words, []).append(model)
         for words, models in said.items():
             self._tell(Action("capacity", "gate", None, one_line(f"{listed(sorted(models))}: {words}")))
 

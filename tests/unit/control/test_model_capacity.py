@@ -8,7 +8,15 @@ from typing import Any
 
 import pytest
 
-from cellgate.proxy.control.model_capacity import HOUR_S, LEAST_S, UNKNOWN_S, Capacity, Starts
+from cellgate.proxy.control.model_capacity import (
+    CAPACITY_MODELS_MAX,
+    CAPACITY_OF_UNIT,
+    HOUR_S,
+    LEAST_S,
+    UNKNOWN_S,
+    Capacity,
+    Starts,
+)
 from cellgate.proxy.observe.events import Action
 from cellgate.router.board import Board
 from cellgate.router.nouns import Cell, Evidence, Fleet, Models, Rules, Sign, Strength, Unit
@@ -72,6 +80,18 @@ def test_a_unit_that_goes_down_is_told_with_its_reason_and_again_when_it_is_back
     gate.serve("tiny", "c")
     assert gate.lines() == ["tiny: 3 units serve it now, 3 at most in the last hour; c serves it again"]
     assert gate.model("tiny")["missing"] == []
+
+
+def test_a_unit_that_has_another_name_after_each_restart_leaves_room_for_what_others_serve() -> None:
+    gate = Gate()
+    for number in range(CAPACITY_MODELS_MAX + 10):
+        gate.serve(f"m{number}", "c")
+    assert len(gate.capacity.view()) <= CAPACITY_OF_UNIT
+    gate.serve("new", "b")
+    assert gate.model("new")["serving"] == ["b"]
+    gate.look(HOUR_S + 60.0)
+    gate.serve("last", "c")
+    assert gate.model("last")["serving"] == ["c"], "old names are forgotten"
 
 
 def test_an_engine_that_comes_up_with_another_model_is_not_silent() -> None:
