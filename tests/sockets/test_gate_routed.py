@@ -440,7 +440,7 @@ async def test_a_model_that_one_unit_has_unloaded_is_asked_of_another() -> None:
 
 WRITTEN = b'{"choices":[{"message":{"content":"Once upon"},"finish_reason":"stop"}]}'
 ABORTED = b'{"choices":[{"message":{"content":"Once"},"finish_reason":"abort"}]}'
-USED = b'{"choices":[{"finish_reason":"stop"}],"usage":{"prompt_tokens":7,"completion_tokens":3}}'
+USED = b'{"choices":[{"message":{"content":"Yes"}}],"usage":{"prompt_tokens":7,"completion_tokens":3}}'
 PLAIN = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
 
 
@@ -460,16 +460,14 @@ async def test_a_plain_answer_that_was_aborted_or_broke_off_is_asked_of_another_
         assert [len(unit.requests) for unit in here.units] == [1, 1]
 
 
-async def test_an_aborted_answer_is_no_whole_one_where_there_is_no_other_unit() -> None:
-    async with stage(whole(ABORTED)) as here, here.client() as client:
-        assert (await client.ask(chat(stream=False))).status == 503
-
-
+@pytest.mark.parametrize("units", [1, 2])
 @pytest.mark.parametrize("stream", [False, True])
-async def test_an_answer_that_all_units_abort_is_shown_as_the_engine_says_it(stream: bool) -> None:
+async def test_an_answer_that_all_units_abort_is_shown_as_the_engine_says_it(
+    stream: bool, units: int
+) -> None:
     event = b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"abort"}]}\n\ndata: [DONE]\n\n'
     answer = SSE_HEAD + chunk(event) + LAST_CHUNK if stream else whole(ABORTED)
-    async with stage(answer, answer) as here, here.client() as client:
+    async with stage(*[answer] * units) as here, here.client() as client:
         reply = await client.ask(chat(stream=stream))
         assert (reply.status, reply.body) == (200, event if stream else ABORTED)
         assert {bool(unit.requests) for unit in here.units} == {True}
