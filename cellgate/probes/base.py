@@ -253,6 +253,11 @@ class ProbeContext(Protocol):
         """
         ...
 
+    @property
+    def usual_pause_s(self) -> float:
+        """For how long the unit, or a peer, has lately shown nothing before it went on; 0: for no time."""
+        ...
+
     def answered_beside(self, asked_at: float) -> None:
         """Record that a canary that was sent at `asked_at` was answered while requests went on."""
         ...

@@ -457,6 +457,10 @@ class UnitContext:
     def borne_until(self) -> float:
         return borne_until(self.unit_state, self.now(), self.rules)
 
+    @property
+    def usual_pause_s(self) -> float:
+        return self.unit_state.pauses.longest_s(self.now())
+
     def answered_beside(self, asked_at: float) -> None:
         self.unit_state.record_slots(asked_at)
 
