@@ -75,6 +75,7 @@ class FakePatient:
     is_hiding: bool = False
     is_seen_still: bool = False
     borne_until: float = -inf
+    borne_s: float = 0.0
     seats_shown: int = 0
     occupied: list[float] = field(default_factory=list)
     engine: str = ""

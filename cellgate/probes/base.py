@@ -254,8 +254,10 @@ class ProbeContext(Protocol):
         ...
 
     @property
-    def usual_pause_s(self) -> float:
-        """For how long the unit, or a peer, has lately shown nothing before it went on; 0: for no time."""
+    def borne_s(self) -> float:
+        """For how long a unit without requests may show nothing: it, or a peer, has lately paused for nearly
+        as long and gone on; 0: none has.
+        """
         ...
 
     def answered_beside(self, asked_at: float) -> None:

@@ -33,7 +33,6 @@ from cellgate.probes.engines import (
     why_no_answer,
 )
 from cellgate.probes.served import ask_served, ask_version
-from cellgate.router.health import STALLS
 from cellgate.router.nouns import (
     BUSY_STATUSES,
     Build,
@@ -283,8 +282,9 @@ class _Finding(NamedTuple):
 def canary_timeout_s(context: ProbeContext) -> float:
     """Short for a unit with requests, long when the first request may have to warm the engine up.
 
-    Never shorter than the unit's stall limit, nor than what is usual for it, nor than pauses that units like
-    it have lately made; longer while it may have work that shows nothing but answers. For a DOWN unit it doubles each time: it may need to warm up, or be gone.
+    Never shorter than the unit's stall limit, nor than what is usual for it, nor than pauses that it and its
+    peers have lately made; longer while it may have work that shows nothing but answers. For a DOWN unit it
+    doubles each time: it may need to warm up, or be gone.
     """
     rules = context.rules
     if context.verdict in (Verdict.STARTING, Verdict.PROBATION):
@@ -295,7 +295,7 @@ def canary_timeout_s(context: ProbeContext) -> float:
     is_suspect = context.verdict is Verdict.SUSPECT
     borne_s = context.borne_until - context.now()
     if not context.in_flight:
-        borne_s = max(borne_s, STALLS * context.usual_pause_s)
+        borne_s = max(borne_s, context.borne_s)
     if is_suspect and context.is_seen_still:
         # It has stalled for the limit, and its own counters say so.
         return max(rules.canary_timeout_s, _STILL_TIMES * _usual_s(context), borne_s)
