@@ -169,14 +169,18 @@ def keep_from_others() -> None:
     """Let no other process of this user read the memory, the variables and the open files of this one and of
     those that it forks, nor a core dump have them: that takes root with CAP_SYS_PTRACE (prctl(2)).
     """
-    with contextlib.suppress(AttributeError, OSError):
-        ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
+    _prctl(_PR_SET_DUMPABLE, 0)
 
 
 def name_process(name: str) -> None:
     """Show what this process is, to ps and top."""
+    _prctl(_PR_SET_NAME, name.encode())
+
+
+def _prctl(option: int, value: int | bytes) -> None:
+    """Not every system has it."""
     with contextlib.suppress(AttributeError, OSError):
-        ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
 def _heap_end() -> int:
