@@ -132,10 +132,9 @@ class KnownAnswer:
     async def _ask(self, context: ProbeContext, model: str) -> tuple[str, Reply]:
         """The first API that the unit serves, and its reply. Raises FetchError."""
         apis, lacking = _apis(context), (context.engine, model)
-        if context.notes.get(_LACKING) == lacking and len(apis) > 1:
-            # The answer of the other one is a question of its own: which one is asked must not change back.
-            del apis[0]
-        for api in apis:
+        # The answer of the other one is a question of its own: which one is asked must not change back.
+        is_lacking = context.notes.get(_LACKING) == lacking and len(apis) > 1
+        for api in apis[is_lacking:]:
             reply = await context.fetch(
                 "POST",
                 _KNOWN_PROMPT_APIS[api],
@@ -146,7 +145,7 @@ class KnownAnswer:
             )
             if reply.status not in _KNOWN_PROMPT_NOT_SERVED:
                 break
-        if reply.status == 200 and api != _apis(context)[0]:
+        if reply.status == 200 and api != apis[0]:
             context.notes[_LACKING] = lacking
         return api, reply
 

@@ -91,6 +91,8 @@ if TYPE_CHECKING:
     from cellgate.proxy.workers.supervisor import ControlStart
 
 
+HANDOVER_S = 30.0
+"""How long a successor may take until it accepts clients."""
 WARM_LOOK_S = 0.05
 
 
@@ -231,7 +233,7 @@ class App:
         self._plane.inherit(view)
         # By then the previous gate has given up, unless it has ended and this is the only one.
         with suppress(TimeoutError):
-            async with asyncio.timeout(self._settings.timeouts.handover_s):
+            async with asyncio.timeout(HANDOVER_S):
                 while not view.is_warm(self._plane.board, may_come=may_come):
                     await asyncio.sleep(WARM_LOOK_S)
                     self._plane.inherit(view)
@@ -250,8 +252,7 @@ class App:
 
         log_line("info", "handing over: a successor is started")
         try:
-            limit_s = self._settings.timeouts.handover_s
-            pid = await hand_over(self._listeners, known, known_last, limit_s)
+            pid = await hand_over(self._listeners, known, known_last, HANDOVER_S)
         except HandoverError as error:
             stored.on_made[:] = [reported for reported in stored.on_made if reported != since.append]
             if self._operator is not None:

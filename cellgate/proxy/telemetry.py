@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cellgate.proxy.config.extras import how_to_install
-from cellgate.proxy.config.settings import OtlpMetrics, TracingSettings
+from cellgate.proxy.config.settings import TracingSettings
 from cellgate.proxy.generations import watch
 from cellgate.proxy.observe.log import log_line
 
@@ -31,24 +31,22 @@ def trace(settings: TracingSettings | None) -> Tracing | None:
     return Tracing(settings)
 
 
-def watch_generations(settings: OtlpMetrics | None, gateway: Gateway) -> None:
+def watch_generations(endpoint: str | None, gateway: Gateway) -> None:
     """Let its requests be counted by the names that OpenTelemetry has, where they are sent."""
-    if settings is not None:
+    if endpoint is not None:
         watch(gateway)
 
 
-def send_metrics(
-    settings: OtlpMetrics | None, metrics: Metrics, generations: GenAiMetrics
-) -> MetricsSender | None:
+def send_metrics(endpoint: str | None, metrics: Metrics, generations: GenAiMetrics) -> MetricsSender | None:
     """What sends the metrics of a gate to a collector; None: nothing does."""
-    if settings is None:
+    if endpoint is None:
         return None
     try:
         from cellgate.proxy.tracing import MetricsSender
     except ModuleNotFoundError as error:
         _missing("metrics are not sent by OTLP", error)
         return None
-    return MetricsSender(settings, metrics, generations)
+    return MetricsSender(endpoint, metrics, generations)
 
 
 def _missing(what: str, error: ModuleNotFoundError) -> None:

@@ -61,7 +61,7 @@ from opentelemetry.util.types import AttributeValue
 from prometheus_client import Metric as Family
 
 from cellgate import VERSION
-from cellgate.proxy.config.settings import OtlpMetrics, TracingSettings
+from cellgate.proxy.config.settings import TracingSettings
 from cellgate.proxy.generations import OPERATIONS
 from cellgate.proxy.observe.access_log import Finished
 from cellgate.proxy.observe.counters import EXPORTS, Metrics, ResumeResult, tally
@@ -602,17 +602,23 @@ def _rows(family: Family) -> dict[tuple[tuple[str, str], ...], _Row]:
 # time: a slow collector gets fewer, and nothing accumulates.
 
 
-class MetricsSender:
-    """Of one gate. It has begun."""
+METRICS_S = 15.0
+"""How often they are sent."""
 
-    def __init__(self, settings: OtlpMetrics, metrics: Metrics, generations: GenAiMetrics) -> None:
+
+class MetricsSender:
+    """Of one gate, to `endpoint`. It has begun."""
+
+    def __init__(
+        self, endpoint: str, metrics: Metrics, generations: GenAiMetrics, every_s: float = METRICS_S
+    ) -> None:
         self._metrics = metrics
         self._series = generations.read
-        self._every_s = settings.every_s
+        self._every_s = every_s
         self._resource = resource()
         self._start_ns = time.time_ns()
-        self._exporter = OTLPMetricExporter(settings.endpoint, timeout=EXPORT_TIMEOUT_S)
-        self._link = CollectorLink("otlp_metrics", "metrics", settings.endpoint)
+        self._exporter = OTLPMetricExporter(endpoint, timeout=EXPORT_TIMEOUT_S)
+        self._link = CollectorLink("otlp_metrics", "metrics", endpoint)
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def close(self) -> None:

@@ -26,6 +26,7 @@ from cellgate.router.fleet_learning import COSTS_AT_ONCE, Learning, foresee
 from cellgate.router.judge import ANSWER_SOURCE, STALL_SOURCE, judge, open_case
 from cellgate.router.learning import JOINED_S, AnswerLengths
 from cellgate.router.nouns import (
+    PANIC_MAX_S,
     UNKNOWN_BUILD,
     Ask,
     Case,
@@ -483,7 +484,7 @@ class Board:
         if not state.is_unreachable(now):
             return False
         panic_at = now if self.panic_at is None else self.panic_at
-        if now - panic_at >= self.rules.panic_max_s or not self._is_cut_off(now):
+        if now - panic_at >= PANIC_MAX_S or not self._is_cut_off(now):
             return False
         self.panic_at = panic_at
         return True
@@ -492,7 +493,7 @@ class Board:
         """Whether so many units do not answer that it may be the gate."""
         rotation = [d for d in self if d.is_usable()]
         unreachable = sum(d.is_unreachable(now) for d in rotation)
-        return outliers.is_cut_off(unreachable, len(rotation), self.rules)
+        return outliers.is_cut_off(unreachable, len(rotation))
 
     def _forget(self, state: UnitState) -> None:
         """Forget what was measured of the previous incarnation."""

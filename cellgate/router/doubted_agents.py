@@ -11,12 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from cellgate.router.nouns import (
-    AGENT,
-    Evidence,
-    Sign,
-    Strength,
-)
+from cellgate.router.nouns import AGENT, PANIC_SHARE, Evidence, Sign, Strength
 from cellgate.router.unit_state import UnitState
 
 if TYPE_CHECKING:
@@ -36,7 +31,7 @@ def weighed(board: Board, evidence: Evidence) -> Evidence:
     said = 1 + sum(_is_out(other) for other in board)
     total = said - 1 + sum(other.is_usable() for other in board)
     are_doubted = evidence.at - board.agents_doubted_at <= AGENTS_TOGETHER_S
-    if said <= board.rules.panic_share * total and not are_doubted:
+    if said <= PANIC_SHARE * total and not are_doubted:
         return evidence
     board.agents_doubted_at = evidence.at
     reason = f"{evidence.reason}; agents say so of most units, so a canary decides"

@@ -13,9 +13,6 @@ from cellgate.router.attention import USUAL_S, Attention
 from cellgate.router.cost import COSTS, cost_terms, usual_of
 from cellgate.router.cost_model import ALL_BLOCKS, RemoteLoad, expected_s
 from cellgate.router.learning import Peer, learn_of_peers, learning_of_peers
-from cellgate.router.nouns import (
-    Rules,
-)
 from cellgate.router.outliers import Speed, compare, fade
 from cellgate.router.unit_state import UnitState
 
@@ -123,7 +120,7 @@ def _others_s(states: Iterable[UnitState], others: Mapping[str, RemoteLoad], now
     return found
 
 
-def compare_speeds(states: Collection[UnitState], rules: Rules) -> list[UnitState]:
+def compare_speeds(states: Collection[UnitState]) -> list[UnitState]:
     """Compare the units of each cell with each other; returns those whose `degraded` came or went."""
     cells: dict[str, list[tuple[UnitState, Speed]]] = {}
     for state in states:
@@ -136,7 +133,7 @@ def compare_speeds(states: Collection[UnitState], rules: Rules) -> list[UnitStat
     for rows in cells.values():
         for state, speed in rows if len(rows) > 1 else ():
             others = [other for known, other in rows if known is not state]
-            before, state.outlier = state.outlier, compare(state.outlier, speed, others, rules)
+            before, state.outlier = state.outlier, compare(state.outlier, speed, others)
             if bool(before.degraded) is not bool(state.outlier.degraded):
                 changed.append(state)
     return changed

@@ -20,12 +20,12 @@ What decides is an exact test of more answers, in pairs (router/equals.py, proxy
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple
 
 from cellgate.router.judge import ANSWER_SOURCE
-from cellgate.router.nouns import FIXED, Answered, AnswerToken
+from cellgate.router.nouns import Answered, AnswerToken
 
 ANSWER_FAULT = ("", ANSWER_SOURCE)
 """The open fault of a unit that is out for its answers."""
@@ -35,6 +35,8 @@ STRIKES_OF_TEXT = 3
 """The same where an engine shows no log probabilities: a tie of two tokens looks like another answer."""
 WAVERS_S = 3600.0
 """For so long a unit that has said now this, now that is no measure."""
+TOLERANCE = 0.25
+"""So far two log probabilities of one token may be apart, by rounding and batching."""
 AnswerTokens = tuple[AnswerToken, ...]
 
 
@@ -43,11 +45,9 @@ class KnownAnswerRules:
     """The rules of known answers.
 
     every_s (60): how often an idle unit gets the known prompt; 0: never.
-    tolerance (0.25): how far two log probabilities of one token may be apart, by rounding and batching.
     """
 
     every_s: float = 60.0
-    tolerance: float = field(default=0.25, metadata=FIXED)
 
 
 class AnswerRecord(NamedTuple):
@@ -93,7 +93,7 @@ Records = Mapping[str, AnswerRecord]
 """The units that are compared, by name; those that are out for their answers are among them."""
 
 
-def is_same(one: AnswerTokens, other: AnswerTokens, tolerance: float) -> bool:
+def is_same(one: AnswerTokens, other: AnswerTokens) -> bool:
     """Whether both are one answer, up to rounding. No answer is like nothing."""
     if not one or not other:
         return False
@@ -103,12 +103,12 @@ def is_same(one: AnswerTokens, other: AnswerTokens, tolerance: float) -> bool:
     for a, b in zip(one, other, strict=False):
         if a.token != b.token:
             # The rest follows from this token, so it says nothing.
-            return _might_say(a, b, tolerance) or _might_say(b, a, tolerance)
-        if not _is_close(a.logprob, b.logprob, tolerance):
+            return _might_say(a, b) or _might_say(b, a)
+        if not _is_close(a.logprob, b.logprob):
             return False
     # Where one has ended, its next token was the end.
     common = min(len(one), len(other))
-    return len(one) == len(other) or bool(_tied(max(one, other, key=len)[common], tolerance))
+    return len(one) == len(other) or bool(_tied(max(one, other, key=len)[common]))
 
 
 def is_implausible(tokens: AnswerTokens, others: Collection[AnswerTokens]) -> bool:
@@ -128,17 +128,17 @@ def _might_be(one: AnswerTokens, other: AnswerTokens) -> bool:
     return True
 
 
-def recorded(records: Records, answered: Answered, tolerance: float) -> AnswerRecord:
+def recorded(records: Records, answered: Answered) -> AnswerRecord:
     """The record of a unit with one more answer; `records` has the records so far."""
     old, tokens, at = records.get(answered.unit), answered.tokens, answered.at
     if old is None or old.question != answered.question:
         old = AnswerRecord(answered.question, tokens, at, tokens, at)
-    has_come_back = not is_same(old.first, old.latest, tolerance) and is_same(old.first, tokens, tolerance)
-    agrees_with_itself = is_same(old.latest, tokens, tolerance)
+    has_come_back = not is_same(old.first, old.latest) and is_same(old.first, tokens)
+    agrees_with_itself = is_same(old.latest, tokens)
     record = old._replace(latest=tokens, at=at)
     records = {**records, answered.unit: record}
-    alike = _alike(record, records, tolerance)
-    has_moved = not is_same(record.first, tokens, tolerance)
+    alike = _alike(record, records)
+    has_moved = not is_same(record.first, tokens)
     if has_come_back and record.differing < record.needed:
         record = record._replace(wavered_at=at)
     if _is_majority(alike, records):
@@ -152,11 +152,11 @@ def recorded(records: Records, answered: Answered, tolerance: float) -> AnswerRe
     return record._replace(differing=record.differing + 1, differs_since=min(record.differs_since, at))
 
 
-def outvoted(name: str, records: Records, tolerance: float) -> dict[str, AnswerRecord]:
+def outvoted(name: str, records: Records) -> dict[str, AnswerRecord]:
     """The records of units whose last answer turns out to differ, because most units agree with `name`, which
     has just answered. Such a unit may have been the first to answer.
     """
-    agree = _alike(records[name], records, tolerance)
+    agree = _alike(records[name], records)
     if not _is_majority(agree, records):
         return {}
     return {
@@ -179,12 +179,12 @@ def no_measure(record: AnswerRecord, at: float) -> AnswerRecord:
     return record._replace(differing=0, differs_since=inf, wavered_at=at)
 
 
-def condemned(record: AnswerRecord, tolerance: float) -> AnswerRecord:
+def condemned(record: AnswerRecord) -> AnswerRecord:
     """The record of a unit that was found wrong: an answer that was wrong from the start is no reference."""
-    return record._replace(first=()) if is_same(record.first, record.latest, tolerance) else record
+    return record._replace(first=()) if is_same(record.first, record.latest) else record
 
 
-def why_wrong(name: str, records: Records, out: Collection[str], tolerance: float) -> Doubted | None:
+def why_wrong(name: str, records: Records, out: Collection[str]) -> Doubted | None:
     """Why the answers of a unit seem wrong; None: there is no reason. `out`: units out for theirs."""
     record = records[name]
     if not record.is_confirmed:
@@ -197,15 +197,15 @@ def why_wrong(name: str, records: Records, out: Collection[str], tolerance: floa
     wavering = {unit for unit, peer in fresh.items() if peer.at - peer.wavered_at < WAVERS_S}
     fresh = {unit: peer for unit, peer in fresh.items() if unit not in wavering}
     for peer in fresh.values():
-        alike = _alike(peer, fresh, tolerance)
+        alike = _alike(peer, fresh)
         # Text alone must be the same everywhere else.
         is_enough = record.needed == STRIKES or len(alike) == len(fresh)
-        if is_enough and _is_majority(alike, records) and not is_same(peer.latest, record.latest, tolerance):
+        if is_enough and _is_majority(alike, records) and not is_same(peer.latest, record.latest):
             reason = f"{', '.join(sorted(alike))} agree on another answer"
             return Doubted(reason, peer.latest, dict.fromkeys(alike, peer.latest))
-    if out or wavering or not record.first or is_same(record.first, record.latest, tolerance):
+    if out or wavering or not record.first or is_same(record.first, record.latest):
         return None
-    moved = {unit for unit, peer in fresh.items() if not is_same(peer.first, peer.latest, tolerance)}
+    moved = {unit for unit, peer in fresh.items() if not is_same(peer.first, peer.latest)}
     steady = {unit for unit, peer in fresh.items() if peer.first_at < record.differs_since} - moved
     if not steady or len(moved) >= len(steady):
         return None
@@ -213,24 +213,24 @@ def why_wrong(name: str, records: Records, out: Collection[str], tolerance: floa
     return Doubted(reason, record.first, {unit: records[unit].first for unit in steady})
 
 
-def is_right(name: str, records: Records, out: Collection[str], tolerance: float) -> bool:
+def is_right(name: str, records: Records, out: Collection[str]) -> bool:
     """Whether a unit that is out for its answers has given a right one."""
     record = records[name]
-    if _is_majority(_alike(record, records, tolerance), records):
+    if _is_majority(_alike(record, records), records):
         return True
     peers = {unit: peer for unit, peer in records.items() if unit != name and unit not in out}
-    if any(_is_majority(_alike(peer, peers, tolerance), records) for peer in peers.values()):
+    if any(_is_majority(_alike(peer, peers), records) for peer in peers.values()):
         return False
     known = [record.first, *(peer.latest for peer in peers.values())]
-    return any(is_same(answer, record.latest, tolerance) for answer in known)
+    return any(is_same(answer, record.latest) for answer in known)
 
 
-def alike(name: str, records: Records, tolerance: float) -> set[str]:
+def alike(name: str, records: Records) -> set[str]:
     """The units whose last answer is that of `name`, with it."""
-    return _alike(records[name], records, tolerance) | {name}
+    return _alike(records[name], records) | {name}
 
 
-def _alike(record: AnswerRecord, records: Records, tolerance: float) -> set[str]:
+def _alike(record: AnswerRecord, records: Records) -> set[str]:
     tokens = record.latest
     if not tokens:
         return {unit for unit, peer in records.items() if peer is record}
@@ -238,7 +238,7 @@ def _alike(record: AnswerRecord, records: Records, tolerance: float) -> set[str]
         unit
         for unit, peer in records.items()
         # Most say the very same, which needs no look at each token.
-        if peer is record or tokens == peer.latest is not tokens or is_same(peer.latest, tokens, tolerance)
+        if peer is record or tokens == peer.latest is not tokens or is_same(peer.latest, tokens)
     }
 
 
@@ -246,24 +246,24 @@ def _is_majority(units: Collection[str], records: Records) -> bool:
     return len(units) >= 2 and 2 * len(units) > len(records)
 
 
-def _tied(token: AnswerToken, tolerance: float) -> tuple[tuple[str, float], ...]:
+def _tied(token: AnswerToken) -> tuple[tuple[str, float], ...]:
     """The next likely tokens that rounding may put before this one: both may move."""
     if token.logprob is None:
         return ()
-    least = token.logprob - 2 * tolerance
+    least = token.logprob - 2 * TOLERANCE
     return tuple(other for other in token.others if other[1] >= least)
 
 
-def _might_say(one: AnswerToken, other: AnswerToken, tolerance: float) -> bool:
+def _might_say(one: AnswerToken, other: AnswerToken) -> bool:
     """Whether rounding may turn one token into the other. When all that is shown is tied, more may be."""
-    tied = _tied(one, tolerance)
+    tied = _tied(one)
     if tied and len(tied) == len(one.others) > 1:
         return True
-    return any(text == other.token and _is_close(value, other.logprob, tolerance) for text, value in tied)
+    return any(text == other.token and _is_close(value, other.logprob) for text, value in tied)
 
 
-def _is_close(one: float | None, other: float | None, tolerance: float) -> bool:
+def _is_close(one: float | None, other: float | None) -> bool:
     if one is None or other is None:
         return one is other
     # False for NaN.
-    return abs(one - other) <= tolerance
+    return abs(one - other) <= TOLERANCE

@@ -469,6 +469,13 @@ FIXED = {"is_fixed": True}
 """The mark of a field of rules that no configuration changes: its default is what suits every fleet."""
 
 
+PANIC_UNITS, PANIC_SHARE, PANIC_MAX_S = 3, 0.5, 30.0
+"""When this many units, and more than this share of all, do not answer at all, the gate assumes that it is
+cut off and keeps them in rotation for so long."""
+DEGRADED_TIMES = 1.25
+"""A unit whose tokens take this many times as long as in its cell is degraded."""
+
+
 @dataclass(frozen=True, slots=True)
 class Rules:
     """The rules of the judge and of retries, with their defaults in parentheses.
@@ -479,11 +486,8 @@ class Rules:
     where the engine counts no steps.
     canary_timeout_s (1.25), warm_up_timeout_s (60): the least timeout of a canary, by verdict.
     silent_min_s (1): a shorter stall is never a suspicion.
-    panic_min_units (3), panic_share (0.5), panic_max_s (30): when this many units, and more than this share
-    of all, do not answer at all, the gate assumes that it is cut off and keeps them in rotation for so long.
     slow_start_s (10): how long until a unit that came up gets its full share.
     hold_limit_s (600): how long an engine may say that it is paused, asleep or scaling and be believed.
-    degraded_ratio (1.25): a unit whose tokens are this many times slower than in its cell is degraded.
     attempts (3), retry_budget (0.2), retry_min (3): retries caused by responses.
     evict_overcommit (0.25): how far above max_in_flight an evicted lease may go.
     """
@@ -496,12 +500,8 @@ class Rules:
     canary_timeout_s: float = 1.25
     warm_up_timeout_s: float = 60.0
     silent_min_s: float = field(default=1.0, metadata=FIXED)
-    panic_min_units: int = field(default=3, metadata=FIXED)
-    panic_share: float = field(default=0.5, metadata=FIXED)
-    panic_max_s: float = field(default=30.0, metadata=FIXED)
     slow_start_s: float = 10.0
     hold_limit_s: float = field(default=600.0, metadata=FIXED)
-    degraded_ratio: float = field(default=1.25, metadata=FIXED)
     attempts: int = 3
     retry_budget: float = field(default=0.2, metadata=FIXED)
     retry_min: int = field(default=3, metadata=FIXED)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from statistics import median
 from typing import NamedTuple
 
-from cellgate.router.nouns import Rules
+from cellgate.router.nouns import DEGRADED_TIMES, PANIC_SHARE, PANIC_UNITS
 
 COMPARE_S = 5.0
 FADE, LEAST = 0.8, 0.05
@@ -45,14 +45,14 @@ def slowdown(unit: Speed, others: Sequence[Speed]) -> float:
     return unit.gap_s / median(_expected(unit, other) for other in others)
 
 
-def compare(before: Outlier, unit: Speed, others: Sequence[Speed], rules: Rules) -> Outlier:
+def compare(before: Outlier, unit: Speed, others: Sequence[Speed]) -> Outlier:
     """How slow `unit` is after one more comparison with the others of its cell (at least one)."""
     times = slowdown(unit, others)
     if not before.degraded:
-        streak = before.streak + 1 if times >= rules.degraded_ratio else 0
+        streak = before.streak + 1 if times >= DEGRADED_TIMES else 0
         return Outlier(1.0 - 1.0 / times) if streak >= STREAK else Outlier(streak=streak)
     # It has to come half the way back: a unit at the edge must not flap.
-    if times >= (1.0 + rules.degraded_ratio) / 2.0:
+    if times >= (1.0 + DEGRADED_TIMES) / 2.0:
         return Outlier((before.degraded + 1.0 - 1.0 / times) / 2.0)
     streak = before.streak + 1
     return Outlier() if streak >= STREAK else Outlier(before.degraded, streak)
@@ -92,6 +92,6 @@ def is_unreachable(answered_at: float, asked_at: float, now: float) -> bool:
     return now - answered_at > UNREACHABLE_S and now - asked_at >= UNANSWERED_S
 
 
-def is_cut_off(unreachable: int, rotation: int, rules: Rules) -> bool:
+def is_cut_off(unreachable: int, rotation: int) -> bool:
     """Whether the gate takes itself to be cut off, when `unreachable` of `rotation` units are unreachable."""
-    return unreachable >= rules.panic_min_units and unreachable > rules.panic_share * rotation
+    return unreachable >= PANIC_UNITS and unreachable > PANIC_SHARE * rotation

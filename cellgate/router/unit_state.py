@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import inf
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from cellgate.router import outliers
 from cellgate.router.adapters import Adapters
@@ -668,16 +668,6 @@ UNIT_RANKS_MAX = 256
 """Further ranks of one unit are not known to the gate."""
 
 
-class Ranked(Protocol):
-    """An attempt on a unit: a lease. `rank_record` is that of its prompt in the cache of its rank."""
-
-    ask: Ask
-    job: Job
-    committed: bool
-    rank: int
-    rank_record: int
-
-
 _NO_LOAD = RankLoad(0)
 
 
@@ -739,7 +729,7 @@ class Ranks:
             costs.append((prompt_s + beside * expected.answer_tokens * prices.sequence_s, beside, number))
         return min(costs)[2]
 
-    def open(self, lease: Ranked, expected: Expected, prices: CostTerms) -> None:
+    def open(self, lease: Lease, expected: Expected, prices: CostTerms) -> None:
         """Choose the rank of a lease that was just opened; `prices` are those of its unit."""
         lease.rank = self.choose(lease.ask, expected, prices)
         rank = self.ranks[lease.rank]
@@ -747,20 +737,20 @@ class Ranks:
         rank.queued_tokens += lease.job.uncached_tokens
         lease.rank_record = rank.prefixes.record(lease.ask.blocks) if lease.ask.blocks else 0
 
-    def show(self, lease: Ranked) -> None:
+    def show(self, lease: Lease) -> None:
         """The first token of a lease has come."""
         rank = self.ranks[lease.rank]
         rank.queued_tokens -= lease.job.uncached_tokens
         rank.prefixes.prove(lease.ask.blocks, lease.rank_record)
 
-    def close(self, lease: Ranked) -> None:
+    def close(self, lease: Lease) -> None:
         """A lease has ended."""
         rank = self.ranks[lease.rank]
         rank.in_flight -= 1
         if not lease.committed:
             self.withdraw(lease)
 
-    def withdraw(self, lease: Ranked) -> None:
+    def withdraw(self, lease: Lease) -> None:
         """The prompt of a lease may not have been computed."""
         rank = self.ranks[lease.rank]
         rank.queued_tokens -= lease.job.uncached_tokens

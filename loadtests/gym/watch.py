@@ -65,7 +65,7 @@ class Watch:
                 self._report(state, now)
         if now >= self._compare_at:
             self._compare_at = now + COMPARE_S
-            compare_speeds(self._board.units.values(), self._board.rules)
+            compare_speeds(self._board.units.values())
 
     def changed(self, unit: int, now: float, *, is_up: bool) -> None:
         """A process is gone: its requests show it, or the next probe. Or it is back, and passes canaries."""

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from cellgate.proxy.config.settings import TICK_S
-from cellgate.router.nouns import Verdict
-from tests.scenarios.harness import BACK_S, PROMISE_S, RULES, Stage
+from cellgate.router.nouns import PANIC_MAX_S, Verdict
+from tests.scenarios.harness import BACK_S, PROMISE_S, Stage
 from tests.scenarios.users import Users
 from tests.sim.timing import Timing
 from tests.sim.world import played
@@ -37,11 +37,11 @@ async def test_a_gate_cut_off_from_three_units_holds_them_for_half_a_minute_and_
     await asyncio.sleep(3.0)
     cut_off(stage, "abc")
     cut_at = stage.now
-    await asyncio.sleep(RULES.panic_max_s - 1.0)
+    await asyncio.sleep(PANIC_MAX_S - 1.0)
     assert all(state.is_usable() for state in stage.gate.board)
     assert told(stage) == ["panic"]
     await stage.until(lambda: not any(state.is_usable() for state in stage.gate.board), 10.0)
-    assert stage.now - cut_at < RULES.panic_max_s + PROMISE_S
+    assert stage.now - cut_at < PANIC_MAX_S + PROMISE_S
     await asyncio.sleep(2 * TICK_S)
     assert told(stage) == ["panic", "panic_over"]
     stage.world.net.heal()

@@ -48,7 +48,7 @@ from cellgate.proxy.process.tasks import end_tasks
 from cellgate.router.board import Board
 from cellgate.router.departures import is_draining, is_silent_too_long
 from cellgate.router.health import shared_fates
-from cellgate.router.nouns import Evidence, Rules, Verdict
+from cellgate.router.nouns import PANIC_SHARE, PANIC_UNITS, Evidence, Rules, Verdict
 from cellgate.router.unit_state import UnitState
 
 if TYPE_CHECKING:
@@ -436,8 +436,8 @@ def reason_to_wait(board: Board, now: float, *, stopping: bool, gate_fault: bool
         return "the gate cannot open connections of its own"
     mute = sum(state.is_unreachable(now) for state in board)
     # Panic ends after a while, and units then go DOWN, which still does not prove that they are.
-    units, rules = len(board.units), board.rules
-    if (mute >= rules.panic_min_units and mute > rules.panic_share * units) or mute == units > 1:
+    units = len(board.units)
+    if (mute >= PANIC_UNITS and mute > PANIC_SHARE * units) or mute == units > 1:
         return f"{mute} of {units} units do not answer at all; the gate's own network may be cut off"
     return ""
 

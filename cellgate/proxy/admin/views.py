@@ -31,7 +31,7 @@ from cellgate.router.cost_model import CostModel
 from cellgate.router.departures import is_draining
 from cellgate.router.health import is_on, shared_fates, spoken, stall_limit_s
 from cellgate.router.known_answers import ANSWER_FAULT, AnswerRecord
-from cellgate.router.nouns import AGENT, Case, Evidence, Hold, Load, Rules, Sign, Verdict
+from cellgate.router.nouns import AGENT, PANIC_MAX_S, Case, Evidence, Hold, Load, Rules, Sign, Verdict
 from cellgate.router.opinions import KNOWN_S, REFUSING_SOURCE
 from cellgate.router.prefill_decode import TransferLink
 from cellgate.router.unit_state import SLOW_START_LEAST, UnitState
@@ -335,7 +335,7 @@ def what_comes(state: UnitState, rotation: Rotation, moment: Moment) -> str:
         hold_left=f"{_hold_left_s(state, moment):.0f} s",
         faults=" and ".join(f"{source} of node {node}" if node else source for node, source in faults),
         known_s=RETRY_S,
-        panic_left=f"{max(0.0, rules.panic_max_s - panic_s):.1f} s",
+        panic_left=f"{max(0.0, PANIC_MAX_S - panic_s):.1f} s",
         suspicion_left=f"{max(0.0, state.restart_suspected_at + RESTART_SUSPECTED_S - moment.now):.1f} s",
     )
 

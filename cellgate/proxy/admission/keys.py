@@ -1,6 +1,6 @@
 """The check of keys: finds the key of each request, and watches over those in flight.
 
-In this order: `KeyChecker`, `KeyFollower`, `KeyAdmission`, `TokenVerifier`.
+In this order: `KeyChecker`, `KeyFollower`, `KeyAdmission`.
 """
 
 from __future__ import annotations
@@ -9,9 +9,8 @@ import asyncio
 import re
 import time
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from hashlib import sha256
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 from urllib.parse import unquote_to_bytes
 
 from cellgate.proxy.admission.limits import IN_FLIGHT, Accounts, Period, UsageRecord
@@ -20,12 +19,14 @@ from cellgate.proxy.http.errors import UNCHARGED, Failure, FailureKind
 from cellgate.proxy.http.heads import HIDDEN_FIELDS, KEY_FIELDS
 from cellgate.proxy.observe.defects import report_defect
 from cellgate.proxy.process.signals import Signature, signature
+from cellgate.proxy.process.tasks import end_tasks
 from cellgate.proxy.request.one_meaning import models_in_query
 from cellgate.proxy.request.routes import IN_PATH, NOWHERE, find_route, model_in
 from cellgate.proxy.request.services import OPEN_ROUTES, KeyedRequest
 from cellgate.router.nouns import Ask, Outcome
 
 if TYPE_CHECKING:
+    from cellgate.proxy.admission.web_tokens import WebTokens
     from cellgate.proxy.http.request import Request
     from cellgate.proxy.observe.access_log import Finished
     from cellgate.proxy.observe.counters import ResumeResult
@@ -50,7 +51,7 @@ class KeyChecker:
         wall: Callable[[], float],
         *,
         ends_streams: bool,
-        tokens: TokenVerifier | None = None,
+        tokens: WebTokens | None = None,
     ) -> None:
         self.accounts = accounts
         self.in_flight: dict[KeyAdmission, None] = {}
@@ -251,14 +252,6 @@ KEYS_LOOK_S = 0.4
 """How often the file is looked at: revocation takes at most a second."""
 
 
-async def end_task(task: asyncio.Task[None] | None) -> None:
-    """Cancel it, and wait until it has ended."""
-    if task is not None:
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
-
-
 def _rest() -> None:
     """Let the thread of the streams go on."""
     time.sleep(REST_S)
@@ -292,7 +285,8 @@ class KeyFollower:
 
     async def close(self) -> None:
         """End."""
-        await end_task(self._task)
+        if self._task is not None:
+            await end_tasks(self._task)
 
     async def _follow(self) -> None:
         while True:
@@ -568,13 +562,3 @@ SHUT_S = 1.0
 _OPEN: tuple[float, Failure | None] = (0.0, None)
 _CHALLENGE = b"www-authenticate: Bearer\r\n"
 """A 401 must have one (RFC 9110, 15.5.2)."""
-
-
-class TokenVerifier(Protocol):
-    """Who knows the bearers of JWTs."""
-
-    def key(self, token: bytes, digest: bytes, ring: KeyRing) -> Key | None:
-        """The key that a token stands for; None: it is none that counts."""
-
-    def start(self) -> None: ...
-    async def close(self) -> None: ...

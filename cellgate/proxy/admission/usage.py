@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import orjson
 
-from cellgate.proxy.admission.keys import KeyChecker, KeyFollower, TokenVerifier
+from cellgate.proxy.admission.keys import KeyChecker, KeyFollower
 from cellgate.proxy.admission.limits import KeyCounts, LimitLedger, UsageRecord
 from cellgate.proxy.config.extras import how_to_install
 from cellgate.proxy.config.key_file import KeyRing
@@ -25,6 +25,7 @@ from cellgate.proxy.observe.log import log_line, utc
 
 if TYPE_CHECKING:
     from cellgate.proxy.admission.limits import Accounts
+    from cellgate.proxy.admission.web_tokens import WebTokens
     from cellgate.proxy.config.settings import KeySettings, Settings
 
 
@@ -50,7 +51,8 @@ class Accounting:
         if self._usage is not None:
             usage = self._usage
             self.counts.lines_lost = lambda: usage.dropped
-        self._sharing: LimitSharing | None = None
+        self.end_sharing: Callable[[], Awaitable[None]] | None = None
+        """Limits are shared with other gates until this is called; None: they are not."""
         self._follower = KeyFollower(keys.file, self._take, self._refused)
         self._path = keys.file
         self._has_keys = False
@@ -71,11 +73,6 @@ class Accounting:
         if self.key_check is not None:
             self.key_check.start()
 
-    def share(self, sharing: LimitSharing) -> None:
-        """Share the limits with other gates, from now on."""
-        self._sharing = sharing
-        sharing.start()
-
     def tick(self, now: float) -> None:
         """A few times a second."""
         self.ledger.tick()
@@ -87,8 +84,8 @@ class Accounting:
     async def close(self) -> None:
         """End; what was used is on the disk."""
         await self._follower.close()
-        if self._sharing is not None:
-            await self._sharing.close()
+        if self.end_sharing is not None:
+            await self.end_sharing()
         if self.key_check is not None:
             await self.key_check.close()
         if self._usage is not None:
@@ -114,20 +111,13 @@ class Accounting:
             self._usage.write(UsageRow(usage_record, cost))
 
 
-class LimitSharing(Protocol):
-    """Who shares limits with other gates."""
-
-    def start(self) -> None: ...
-    async def close(self) -> None: ...
-
-
 def make_key_check(
     settings: Settings, accounts: Accounts, wall: Callable[[], float] = time.time
 ) -> KeyChecker:
     """The check of keys of a process that has clients. It has no keys yet."""
     keys = settings.keys
     assert keys is not None
-    tokens: TokenVerifier | None = None
+    tokens: WebTokens | None = None
     if keys.jwt is not None:
         try:
             from cellgate.proxy.admission.web_tokens import WebTokens

@@ -16,13 +16,13 @@ import jwt
 import orjson
 from jwt.types import Options
 
-from cellgate.proxy.admission.keys import end_task
 from cellgate.proxy.config.key_file import Key, KeyRing
 from cellgate.proxy.config.settings import JwtSettings
 from cellgate.proxy.observe.counters import JWKS, tally
 from cellgate.proxy.observe.log import log_line
 from cellgate.proxy.observe.text import one_line
 from cellgate.proxy.process.certificates import note_shown
+from cellgate.proxy.process.tasks import end_tasks
 
 ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
 """Signatures with public keys. A shared secret would let whoever verifies also sign."""
@@ -96,7 +96,8 @@ class WebTokens:
 
     async def close(self) -> None:
         """End."""
-        await end_task(self._task)
+        if self._task is not None:
+            await end_tasks(self._task)
 
     async def _follow(self) -> None:
         while True:

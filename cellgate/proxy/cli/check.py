@@ -39,7 +39,7 @@ from cellgate.proxy.process.warnings import warnings_of
 from cellgate.router.attention import SMALL
 from cellgate.router.health import COUNTERS_FRESH_S, PREFILLS, STALLS, STEPS, UNSEEN_S
 from cellgate.router.learning import MARK_S
-from cellgate.router.nouns import Fleet, Rules, Unit
+from cellgate.router.nouns import DEGRADED_TIMES, PANIC_MAX_S, PANIC_SHARE, PANIC_UNITS, Fleet, Rules, Unit
 from cellgate.router.outliers import COMPARE_S, STREAK
 from cellgate.router.pauses import KEPT_S
 
@@ -263,10 +263,10 @@ def _notes(fleet: Fleet, rules: Rules) -> list[str]:
         f"Back after {rules.passes} canaries in a row{whole}. The first is sent {REFUSED_S:g} s after the "
         "unit is ready again, or when the canary in flight has ended "
         f"(up to {rules.warm_up_timeout_s:g} s).",
-        f"Degraded: a unit gets fewer requests when a token takes {rules.degraded_ratio:g} times as long as "
+        f"Degraded: a unit gets fewer requests when a token takes {DEGRADED_TIMES:g} times as long as "
         f"in the rest of its cell; noticed within {degraded_s():g} s of steady streams.",
         *_resting(len(fleet.units)),
-        _panic(len(fleet.units), rules),
+        _panic(len(fleet.units)),
     ]
 
 
@@ -281,12 +281,12 @@ def _resting(units: int) -> list[str]:
     ]
 
 
-def _panic(units: int, rules: Rules) -> str:
-    if units < rules.panic_min_units:
-        return f"No panic: with fewer than {rules.panic_min_units} units, units that do not answer are down."
+def _panic(units: int) -> str:
+    if units < PANIC_UNITS:
+        return f"No panic: with fewer than {PANIC_UNITS} units, units that do not answer are down."
     return (
-        f"Panic: when at least {rules.panic_min_units} units, and more than {rules.panic_share:.0%} of those "
-        f"in rotation, do not answer at all, they stay in rotation for up to {rules.panic_max_s:g} s."
+        f"Panic: when at least {PANIC_UNITS} units, and more than {PANIC_SHARE:.0%} of those "
+        f"in rotation, do not answer at all, they stay in rotation for up to {PANIC_MAX_S:g} s."
     )
 
 

@@ -38,7 +38,6 @@ from cellgate.proxy.config.settings import (
     Limits,
     LogFormat,
     OnRevoke,
-    OtlpMetrics,
     Poison,
     Settings,
     ShownTo,
@@ -179,10 +178,6 @@ class CellKeys(Keys, of=Cell):
         return {"units": [], **found} if isinstance(found, dict) and "discover" in found else found
 
 
-def otlp_metrics(found: object) -> OtlpMetrics:
-    return OtlpMetrics(checks.otlp_metrics(found))
-
-
 def fleet_source(found: object, info: ValidationInfo) -> str:
     found = checks.choice("a source of all units", found, ["redis"])
     if info.data.get("redis") is None:
@@ -231,7 +226,7 @@ class FileKeys(Keys, of=Settings):
     keys: Annotated[KeySettings | None, section(KeySettings, KeyFileKeys)]
     usage_log: Annotated[str | None, PlainValidator(checks.log_file), AfterValidator(_usage_needs_keys)]
     tracing: Annotated[TracingSettings | None, section(TracingSettings, TracingKeys)]
-    otlp_metrics: Annotated[OtlpMetrics | None, PlainValidator(otlp_metrics)]
+    otlp_metrics: Annotated[str | None, PlainValidator(checks.otlp_metrics)]
     cells: Annotated[list[CellKeys], AfterValidator(_some_unit)] = Field([], validate_default=True)
     rules: Annotated[Rules, section(Rules, RulesKeys)]
     limits: Annotated[Limits, section(Limits, LimitsKeys, _one_body_fits)] = Field(
@@ -373,7 +368,7 @@ KINDS: dict[Callable[..., Any], Json] = {
     checks.networks: _list_of(_kind("string", "a network like 10.0.0.0/8, or an address")),
     checks.page: _PAGE,
     checks.otlp_traces: _PAGE,
-    otlp_metrics: _PAGE,
+    checks.otlp_metrics: _PAGE,
     checks.url: _kind("string", "http://HOST:PORT or https://HOST:PORT without a path"),
     checks.zmq_endpoint: _kind("string", "tcp://HOST:PORT"),
     checks.kv_source: _one_of(["vllm", "sglang"]),

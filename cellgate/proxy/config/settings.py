@@ -64,8 +64,7 @@ class Timeouts:
 
     connect_s (3); head_hold_s (10): after it the client of a stream gets a head and comments while the
     request stays re-dispatchable; answer_s (600): from dispatch to commit, the last resort behind the judge;
-    drain_delay_s (5): how long a stopping gate goes on accepting; drain_s (300): how long streams may finish;
-    handover_s (30): how long a successor may take until it accepts clients.
+    drain_delay_s (5): how long a stopping gate goes on accepting; drain_s (300): how long streams may finish.
     """
 
     connect_s: float = 3.0
@@ -73,7 +72,6 @@ class Timeouts:
     answer_s: float = 600.0
     drain_delay_s: float = 5.0
     drain_s: float = 300.0
-    handover_s: float = field(default=30.0, metadata=FIXED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +128,6 @@ class Cors:
     """Pages of these origins may use the gate in a browser (`*`: any)."""
 
     origins: tuple[str, ...]
-    max_age_s: float = field(default=600.0, metadata=FIXED)
-    """For how long it may remember that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,14 +159,6 @@ class TracingSettings:
 
     endpoint: str
     sample_ratio: float = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class OtlpMetrics:
-    """Where metrics are sent by OTLP, and how often."""
-
-    endpoint: str
-    every_s: float = field(default=15.0, metadata=FIXED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,7 +248,8 @@ class Settings:
     usage_log: str | None = None
     """The file that gets a line for each request of a key."""
     tracing: TracingSettings | None = None
-    otlp_metrics: OtlpMetrics | None = None
+    otlp_metrics: str | None = None
+    """Where metrics are sent by OTLP."""
     guardrail: GuardrailSettings | None = None
     realtime: bool = False
     """Whether clients may have WebSockets to units."""

@@ -22,7 +22,6 @@ from cellgate.router.judge import ANSWER_SOURCE
 from cellgate.router.known_answers import (
     AnswerRecord,
     Doubted,
-    KnownAnswerRules,
     alike,
     condemned,
     doubted,
@@ -58,14 +57,12 @@ class AnswerCheck:
         self,
         board: Board,
         events: EventLog,
-        rules: KnownAnswerRules,
         observe: Callable[[Evidence], object],
         look_now: Callable[[str, str], None],
         pairs: AnswerPairs,
     ) -> None:
         self._board = board
         self._events = events
-        self._rules = rules
         self._observe = observe
         self._look_now = look_now
         self._pairs = pairs
@@ -86,7 +83,7 @@ class AnswerCheck:
 
     def take(self, state: UnitState, answered: Answered) -> None:
         """A unit has answered the known prompt."""
-        name, tolerance = state.unit.name, self._rules.tolerance
+        name = state.unit.name
         if state.answers is not None and state.held_until >= state.answers.at:
             # It stood still on purpose: new weights may have been put into it.
             state.answers = None
@@ -106,15 +103,15 @@ class AnswerCheck:
         latest.pop(name, None)
         latest[name] = state
         records = _records(group)
-        records[name] = state.answers = recorded(records, answered, tolerance)
+        records[name] = state.answers = recorded(records, answered)
         group[name] = state
-        for unit, record in outvoted(name, records, tolerance).items():
+        for unit, record in outvoted(name, records).items():
             self._set(group[unit], record, group)
             records[unit] = record
         self._set(state, state.answers, group)
         self._count(name, state.answers)
         self._judge(group, records, answered)
-        if len(alike(name, records, tolerance)) == len(records):
+        if len(alike(name, records)) == len(records):
             if len(self._agreeing) >= GROUPS_MAX:
                 self._agreeing.clear()
             self._agreeing.setdefault(_comparable(state, answered.question), set()).add(name)
@@ -223,7 +220,7 @@ class AnswerCheck:
         self, group: dict[str, UnitState], records: dict[str, AnswerRecord], answered: Answered
     ) -> None:
         """Decide about each unit of a group, of which one has answered."""
-        tolerance, now, cell = self._rules.tolerance, answered.at, group[answered.unit].unit.cell
+        now, cell = answered.at, group[answered.unit].unit.cell
         out = {state.unit.name for state in self._out() if state.unit.cell == cell}
         for unit, state in group.items():
             record = records[unit]
@@ -231,9 +228,9 @@ class AnswerCheck:
                 # As nearly all are, each time.
                 continue
             if unit in out:
-                if unit == answered.unit and is_right(unit, records, out, tolerance):
+                if unit == answered.unit and is_right(unit, records, out):
                     self._clear(state, now)
-            elif claim := why_wrong(unit, records, out, tolerance):
+            elif claim := why_wrong(unit, records, out):
                 self._question(state, claim, now)
             elif record.is_confirmed and unit not in self._reported:
                 self._reported.add(unit)
@@ -269,12 +266,12 @@ class AnswerCheck:
         self._again.pop(name, None)
         out = {other.unit.name for other in self._out() if other.unit.cell == state.unit.cell}
         # Meanwhile others may have gone: a minority may be out, and no more.
-        still = why_wrong(name, _records(group), out, self._rules.tolerance) if name in group else None
+        still = why_wrong(name, _records(group), out) if name in group else None
         if still or not out:
             self._condemn(state, state.answers, (still or claim).reason, now)
 
     def _condemn(self, state: UnitState, record: AnswerRecord, why: str, now: float) -> None:
-        state.answers = condemned(record, self._rules.tolerance)
+        state.answers = condemned(record)
         self._reported.discard(state.unit.name)
         self._wrong[state.unit.name] = state
         reason = f"wrong answers: {why}; it says {_text(record)}"
@@ -287,8 +284,8 @@ class AnswerCheck:
 
     def _report(self, unit: str, records: dict[str, AnswerRecord]) -> None:
         """Say loudly that nobody can tell whose answer is right."""
-        record, tolerance = records[unit], self._rules.tolerance
-        others = sorted(records.keys() - alike(unit, records, tolerance))
+        record = records[unit]
+        others = sorted(records.keys() - alike(unit, records))
         than = f"than {', '.join(others[:5])}" if others else "than before"
         detail = (
             f"it says {_text(record)} to the known prompt, {record.differing} times in a row, otherwise "

@@ -30,7 +30,6 @@ class AnswerPairs(NamedTuple):
     board: Board
     fetch_of: Callable[[UnitState], Fetch]
     now: Callable[[], float]
-    tolerance: float
 
     def is_there(self, state: UnitState) -> bool:
         """Whether a unit may be asked: it is in rotation, and has answered before."""
@@ -61,7 +60,7 @@ class AnswerPairs(NamedTuple):
                 unanswered += 1
                 continue
             comparison.add(
-                is_bad=not is_same(said[0], claim.expected, self.tolerance),
-                other_is_bad=not is_same(said[1], claim.peers[peer.unit.name], self.tolerance),
+                is_bad=not is_same(said[0], claim.expected),
+                other_is_bad=not is_same(said[1], claim.peers[peer.unit.name]),
             )
         return comparison

@@ -6,6 +6,7 @@ router/ chooses the unit; containment.py does for prompts that may end units.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from cellgate.probes.canary import Canary
 from cellgate.proxy.control.containment import HeldRequest
@@ -69,14 +70,15 @@ class LocalDispatcher:
         if request.ask.follows is not None or request.ask.wanted_id is not None:
             bound = self._bound(request)
             if bound is None:
-                search = self._plane.search.begin(request, waiter, self)
+                acquire = partial(self._acquire_found, request, waiter)
+                search = self._plane.search.begin(request.ask, waiter, acquire, self.released)
                 return self._plane.stored.unknown(request.ask) if search is None else search
             if isinstance(bound, Failure):
                 return bound
             request = bound
         return self._acquire(request, waiter)
 
-    def acquire_found(self, request: PickRequest, waiter: Waiter) -> Lease | Failure | Pending:
+    def _acquire_found(self, request: PickRequest, waiter: Waiter) -> Lease | Failure | Pending:
         """The same for what was searched for."""
         bound = self._bound(request)
         if bound is None:

@@ -1,16 +1,20 @@
 """Applies what becomes of split requests to the links of their pairs, and reports links that fail or
 recover.
 
-Counted in plain numbers, for proxy/observe/routing_metrics.py.
+In this order: `LinkWatch`, `PairTally`, `SplitMetrics`.
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
+from prometheus_client import Metric
+from prometheus_client.registry import Collector
+
+from cellgate.proxy.observe.counters import counter, gauge, summary
 from cellgate.proxy.observe.events import Action, EventLog
-from cellgate.proxy.observe.routing_metrics import PairTally
 from cellgate.proxy.observe.text import one_line
 from cellgate.router.board import Board
 from cellgate.router.nouns import (
@@ -74,3 +78,54 @@ class LinkWatch:
         units = self._units = self._board.units
         self.steps = Counter({key: n for key, n in self.steps.items() if {key[0], key[1]} <= units.keys()})
         self.pairs = {pair: tally for pair, tally in self.pairs.items() if set(pair) <= units.keys()}
+
+
+@dataclass(slots=True)
+class PairTally:
+    """The transfers of one pair that were timed, and their seconds."""
+
+    timed: int = 0
+    seconds: float = 0.0
+
+    def add(self, seconds: float) -> None:
+        """Blocks have arrived; `seconds` 0: not timed."""
+        self.timed += seconds > 0.0
+        self.seconds += seconds
+
+
+# Metrics of requests whose prompt one unit computes and another one answers.
+
+
+_PAIR = ("prefiller", "decoder")
+
+
+class SplitMetrics(Collector):
+    """Renders the counts of one gate; nothing where no unit has a role."""
+
+    def __init__(self, board: Board, counts: LinkWatch) -> None:
+        self._board = board
+        self._counts = counts
+
+    def collect(self) -> Iterator[Metric]:
+        """All families."""
+        counts, pairs = self._counts, self._board.pairs
+        if not pairs.prefillers and not counts.steps:
+            return
+        yield counter(
+            "split_steps",
+            "Steps of split requests by what became of them; not_paying: those not split for that.",
+            (*_PAIR, "step"),
+            [*counts.steps.items(), (("", "", "not_paying"), pairs.not_paying)],
+        )
+        yield summary(
+            "transfer_seconds",
+            "Time from a decoder's request to its first token, after its prompt was computed elsewhere.",
+            _PAIR,
+            [(pair, tally.timed, tally.seconds) for pair, tally in counts.pairs.items()],
+        )
+        yield gauge(
+            "split_orphans",
+            "Computed prompts whose blocks are held for nobody.",
+            (),
+            [((), counts.unclaimed())],
+        )

@@ -42,13 +42,11 @@ class ModelClaims:
         events: EventLog,
         fetch_of: Callable[[UnitState], Fetch],
         now: Callable[[], float],
-        tolerance: float,
     ) -> None:
         self._board = board
         self._events = events
         self._fetch_of = fetch_of
         self._now = now
-        self._tolerance = tolerance
         self._claims: dict[str, _Claim] = {}
         self._event_at: dict[tuple[str, str], float] = {}
 
@@ -127,7 +125,7 @@ class ModelClaims:
             both = (self._ask(each, f"{api} {model}") for each in (state, other))
             said, expected = await asyncio.gather(*both)
             if expected:
-                return is_same(said, expected, self._tolerance) or (not alike and _may_be(said, expected))
+                return is_same(said, expected) or (not alike and _may_be(said, expected))
         return not apis
 
     async def _ask(self, state: UnitState, question: str) -> AnswerTokens:

@@ -30,7 +30,7 @@ from cellgate.proxy.control.containment import Containment, PoisonMetrics
 from cellgate.proxy.control.engine_control import EngineController
 from cellgate.proxy.control.full_engines import FullEngines
 from cellgate.proxy.control.hold_watch import HoldWatch
-from cellgate.proxy.control.link_watch import LinkWatch
+from cellgate.proxy.control.link_watch import LinkWatch, SplitMetrics
 from cellgate.proxy.control.model_capacity import Capacity, Starts
 from cellgate.proxy.control.model_claims import ModelClaims
 from cellgate.proxy.control.prober import Prober
@@ -60,7 +60,7 @@ from cellgate.proxy.observe.exposition import (
 from cellgate.proxy.observe.gen_ai import GenAiMetrics
 from cellgate.proxy.observe.helpers import Helpers, counted_helpers
 from cellgate.proxy.observe.rare_events import RareEvents
-from cellgate.proxy.observe.routing_metrics import RoutingMetrics, SplitMetrics
+from cellgate.proxy.observe.routing_metrics import RoutingMetrics
 from cellgate.proxy.process.signals import Ticker
 from cellgate.router.board import Board, Consequence, Flip
 from cellgate.router.nouns import Ask, Fleet, Outcome, Refusal, Verdict
@@ -199,15 +199,14 @@ class Plane:
         return prober
 
     def _make_answer_check(self) -> AnswerCheck:
-        prober, rules = self.prober, self.settings.known_answer
-        pairs = AnswerPairs(self.board, self._fetch_of, self.now, rules.tolerance)
-        check = AnswerCheck(self.board, self.events, rules, prober.observe, prober.look_now, pairs)
+        prober = self.prober
+        pairs = AnswerPairs(self.board, self._fetch_of, self.now)
+        check = AnswerCheck(self.board, self.events, prober.observe, prober.look_now, pairs)
         prober.on_answered, prober.on_corrupted = check.take, check.corrupted
         return check
 
     def _make_model_claims(self) -> ModelClaims:
-        tolerance = self.settings.known_answer.tolerance
-        claims = ModelClaims(self.board, self.events, self._fetch_of, self.now, tolerance)
+        claims = ModelClaims(self.board, self.events, self._fetch_of, self.now)
         self.prober.on_models = claims.take
         return claims
 

@@ -10,13 +10,12 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from typing import Protocol
 
 from cellgate.probes.base import Fetch, FetchError
 from cellgate.proxy.control.stored_responses import StoredResponse, StoredResponses
 from cellgate.proxy.http.errors import Failure
 from cellgate.proxy.observe.defects import guarded
-from cellgate.proxy.request.ports import Pending, PickRequest, Waiter
+from cellgate.proxy.request.ports import Pending, Waiter
 from cellgate.proxy.request.stored_objects import path_of
 from cellgate.router.board import Board
 from cellgate.router.nouns import Ask, Outcome, Verdict
@@ -30,6 +29,8 @@ ASKED_AT_ONCE = 32
 """Searches that ask units at the same time."""
 _SEARCH_ANSWER_BYTES = 16 << 20
 
+Acquire = Callable[[], Lease | Failure | Pending]
+GiveBack = Callable[[Lease, Outcome], None]
 AskGates = Callable[[str, str], Awaitable[StoredResponse | None]]
 """What other gates know of a response, by its id and its payer. Never raises."""
 
@@ -46,9 +47,10 @@ class ResponseSearch:
         self._turns = asyncio.Semaphore(ASKED_AT_ONCE)
         self.gates: AskGates | None = None
 
-    def begin(self, request: PickRequest, waiter: Waiter, dispatcher: Finder) -> Pending | None:
-        """Search for what a request follows, then look for its unit; None: nobody could know it."""
-        ask = request.ask
+    def begin(self, ask: Ask, waiter: Waiter, acquire: Acquire, give_back: GiveBack) -> Pending | None:
+        """Search for what an ask follows, then `acquire` its unit for the waiter, or `give_back` it if nobody
+        waits any more; None: nobody could know it.
+        """
         follows, payer = ask.follows or "", ask.payer
         if self.gates is None and not self._stored.is_open(follows):
             return None
@@ -60,7 +62,7 @@ class ResponseSearch:
             task = self._running[key] = asyncio.get_running_loop().create_task(self._search(ask))
             self._of_payer[payer] += 1
             task.add_done_callback(lambda _: self._over(key, payer))
-        return SearchingRequest(task, request, waiter, dispatcher)
+        return SearchingRequest(task, waiter, acquire, give_back)
 
     def close(self) -> None:
         """End all searches."""
@@ -103,25 +105,18 @@ class ResponseSearch:
         return state.unit.name if reply.status == 200 else None
 
 
-class Finder(Protocol):
-    """The dispatcher."""
-
-    def acquire_found(self, request: PickRequest, waiter: Waiter) -> Lease | Failure | Pending: ...
-    def released(self, lease: Lease, outcome: Outcome) -> None: ...
-
-
 class SearchingRequest:
     """A request that waits for a search, and then perhaps for a unit."""
 
-    __slots__ = ("_dispatcher", "_found", "_place", "_request", "_task", "_waiter", "queued_at")
+    __slots__ = ("_acquire", "_found", "_give_back", "_place", "_task", "_waiter", "queued_at")
 
     def __init__(
-        self, task: asyncio.Task[None], request: PickRequest, waiter: Waiter, dispatcher: Finder
+        self, task: asyncio.Task[None], waiter: Waiter, acquire: Acquire, give_back: GiveBack
     ) -> None:
         self._task = task
-        self._request = request
         self._waiter = waiter
-        self._dispatcher = dispatcher
+        self._acquire = acquire
+        self._give_back = give_back
         self._found: Lease | None = None
         self._place: Pending | None = None
         self.queued_at: float | None = None
@@ -134,13 +129,13 @@ class SearchingRequest:
             self._place.cancel()
         found, self._found = self._found, None
         if found is not None and not found.closed:
-            self._dispatcher.released(found, Outcome.GATE_ERROR)
+            self._give_back(found, Outcome.GATE_ERROR)
 
     def _over(self, _task: asyncio.Task[None]) -> None:
         guarded(self._waiter, self._search_on)
 
     def _search_on(self) -> None:
-        found = self._dispatcher.acquire_found(self._request, self._waiter)
+        found = self._acquire()
         if isinstance(found, Lease):
             self._found = found
             self._waiter.on_result(found)

@@ -21,13 +21,7 @@ from cellgate.router.board import Board
 from cellgate.router.fleet_learning import compare_speeds
 from cellgate.router.health import Stall, find_rank_stall, find_stall, is_on, still_s
 from cellgate.router.judge import STALL_SOURCE
-from cellgate.router.nouns import (
-    USABLE,
-    Evidence,
-    Sign,
-    Strength,
-    Verdict,
-)
+from cellgate.router.nouns import PANIC_MAX_S, PANIC_UNITS, USABLE, Evidence, Sign, Strength, Verdict
 from cellgate.router.outliers import COMPARE_S, UNREACHABLE_S
 from cellgate.router.unit_state import UnitState
 from cellgate.router.uses import use_of
@@ -100,7 +94,7 @@ class StallWatch:
             self._report_panic(now)
         if now >= self._compare_at:
             self._compare_at = now + COMPARE_S
-            for state in compare_speeds(self._board.attention.units, self._board.rules):
+            for state in compare_speeds(self._board.attention.units):
                 self._report_outlier(state)
 
     def gate_fault(self, reason: str) -> None:
@@ -177,7 +171,7 @@ class StallWatch:
         """Units do not answer: is it them, or is the gate cut off? Some of those that rest can tell; and of
         several, all.
         """
-        is_several = unheard >= self._board.rules.panic_min_units
+        is_several = unheard >= PANIC_UNITS
         if now < (self._ask_all_at if is_several else self._ask_some_at):
             return
         self._ask_some_at = now + ASK_SOME_S
@@ -216,7 +210,7 @@ class StallWatch:
 
     def _report_panic(self, now: float) -> None:
         began_at, self._panic_at = self._panic_at, self._board.panic_at
-        limit_s = self._board.rules.panic_max_s
+        limit_s = PANIC_MAX_S
         if began_at is None:
             mute = [
                 state.unit.name for state in self._board if state.is_usable() and state.is_unreachable(now)

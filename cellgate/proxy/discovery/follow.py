@@ -15,7 +15,7 @@ import importlib
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from prometheus_client import Metric
 from prometheus_client.registry import Collector
@@ -39,8 +39,8 @@ PAUSE_MAX_S = 5.0
 class Discovery:
     """All sources of one gate, each followed by what `follow` has for its kind. Needs a running loop."""
 
-    def __init__(self, world: World, rng: random.Random, follow: Mapping[str, Follow]) -> None:
-        self._world = world
+    def __init__(self, plane: Plane, rng: random.Random, follow: Mapping[str, Follow]) -> None:
+        self._plane = plane
         self._follows = follow
         self._rng = rng
         self._fixed = Fleet()
@@ -121,7 +121,7 @@ class Discovery:
             one.lost = ""
         if one.varying is not None:
             known = one.found.units if one.found is not None else ()
-            found = one.varying.take(found, {u.name for u in known if self._world.is_lost(u.name)})
+            found = one.varying.take(found, {u.name for u in known if self._is_lost(u.name)})
         if found == one.found:
             return
         before, one.found = one.found or Found(), found
@@ -160,7 +160,7 @@ class Discovery:
             if self._held.get(against) != suspicion:
                 self._observe(against.kind, suspicion)
         self._held = held
-        changed = self._world.configure(fleet)
+        changed = self._plane.configure(fleet)
         # And again afterwards, for units that are new or replaced; for others nothing changes.
         self._tell_epochs(epochs)
         for against, suspicion in held.items():
@@ -178,17 +178,24 @@ class Discovery:
         reason = suspicion.reason
         if over:
             sign, strength, reason = Sign.GOOD, Strength.WEAK, f"over: {suspicion.reason}"
-        self._world.observe(
-            Evidence(suspicion.unit, sign, strength, kind, reason, self._world.now(), node=suspicion.node)
+        self._plane.prober.observe(
+            Evidence(suspicion.unit, sign, strength, kind, reason, self._plane.now(), node=suspicion.node)
         )
+
+    def _is_lost(self, unit: str) -> bool:
+        """Whether a unit does not pass its probes, or is not there."""
+        state = self._plane.board.units.get(unit)
+        return state is None or state.case.verdict is Verdict.DOWN
 
     def _tell_epochs(self, epochs: Mapping[tuple[str, str], str]) -> None:
         for (kind, unit), epoch in epochs.items():
-            reason, now = f"its epoch is {epoch}", self._world.now()
-            self._world.observe(Evidence(unit, Sign.NEUTRAL, Strength.WEAK, kind, reason, now, epoch=epoch))
+            reason, now = f"its epoch is {epoch}", self._plane.now()
+            self._plane.prober.observe(
+                Evidence(unit, Sign.NEUTRAL, Strength.WEAK, kind, reason, now, epoch=epoch)
+            )
 
     def _tell(self, kind: ActionKind, detail: str) -> None:
-        self._world.tell(Action(kind, "discovery", detail=detail))
+        self._plane.events.add(Action(kind, "discovery", detail=detail))
 
 
 def _stays(found: Found) -> str:
@@ -205,30 +212,6 @@ class _Against(NamedTuple):
     kind: str
     unit: str
     node: str
-
-
-class World(Protocol):
-    """The gate, as far as discovery needs it."""
-
-    def now(self) -> float:
-        """The loop's time."""
-        ...
-
-    def configure(self, fleet: Fleet) -> str:
-        """Apply a fleet; returns what changed."""
-        ...
-
-    def observe(self, evidence: Evidence) -> None:
-        """Take evidence; that about unknown units is dropped."""
-        ...
-
-    def is_lost(self, unit: str) -> bool:
-        """Whether a unit does not pass its probes, or is not there."""
-        ...
-
-    def tell(self, action: Action) -> None:
-        """Record an event."""
-        ...
 
 
 @dataclass(slots=True, eq=False)
@@ -303,27 +286,6 @@ FOLLOW_PAUSE_S = 1.0
 # Ties a control plane to the sources of its units. The one place that knows both.
 
 
-@dataclass(frozen=True, slots=True)
-class _PlaneWorld:
-    plane: Plane
-
-    def now(self) -> float:
-        return self.plane.now()
-
-    def configure(self, fleet: Fleet) -> str:
-        return self.plane.configure(fleet)
-
-    def observe(self, evidence: Evidence) -> None:
-        self.plane.prober.observe(evidence)
-
-    def is_lost(self, unit: str) -> bool:
-        state = self.plane.board.units.get(unit)
-        return state is None or state.case.verdict is Verdict.DOWN
-
-    def tell(self, action: Action) -> None:
-        self.plane.events.add(action)
-
-
 class DiscoveryMetrics(Collector):
     """Which sources work."""
 
@@ -350,7 +312,7 @@ def discover(plane: Plane, feed: Feed) -> Part:
     `feed` has the units of Redis, for a gate whose units come from there.
     """
     follow = {**FOLLOW, RedisSource.kind: lambda _: feed.follow()}
-    discovery = Discovery(_PlaneWorld(plane), random.Random(), follow)
+    discovery = Discovery(plane, random.Random(), follow)
     plane.take_over = lambda settings: discovery.take(settings.fleet, settings.sources)
     plane.helpers.watch(discovery.troubles)
     plane.take_over(plane.settings)

@@ -184,9 +184,9 @@ def counted_helpers(settings: Settings, of_workers: Mapping[TallyKey, int]) -> I
         LAST_WORDS["tracing"] = ""
         spans = says.format(tracing.endpoint, "spans")
         yield make("tracing", (EXPORTS, "spans"), sent, dropped, spans)
-    if (otlp := settings.otlp_metrics) is not None:
+    if (endpoint := settings.otlp_metrics) is not None:
         LAST_WORDS["otlp_metrics"] = ""
-        metrics = says.format(otlp.endpoint, "metrics")
+        metrics = says.format(endpoint, "metrics")
         yield make("otlp_metrics", (EXPORTS, "metrics"), sent, dropped, metrics)
     if settings.keys is not None and (jwt := settings.keys.jwt) is not None:
         says = f"{jwt.jwks_url} gives no set of keys; the old ones hold, and without any each token gets 401"

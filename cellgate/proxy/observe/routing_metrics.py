@@ -4,15 +4,14 @@ A histogram of each unit is 20 to 25 series; a gate of 120 units would show 15,0
 at. What units counted that have left stays in the sum of their cell: Prometheus takes a sum that falls for a
 restart of the gate, and what is left of it for new observations.
 
-In this order: `RoutingMetrics`, `_Tally`, `SplitMetrics`.
+In this order: `RoutingMetrics`, `_Tally`.
 """
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Generic, NamedTuple, TypeVar
 
 from prometheus_client import Metric
 from prometheus_client.registry import Collector
@@ -236,65 +235,3 @@ class _ModelTokens:
 
     def __init__(self) -> None:
         self.prompt = self.completion = 0
-
-
-# Metrics of requests whose prompt one unit computes and another one answers.
-
-
-_PAIR = ("prefiller", "decoder")
-
-
-@dataclass(slots=True)
-class PairTally:
-    """The transfers of one pair that were timed, and their seconds."""
-
-    timed: int = 0
-    seconds: float = 0.0
-
-    def add(self, seconds: float) -> None:
-        """Blocks have arrived; `seconds` 0: not timed."""
-        self.timed += seconds > 0.0
-        self.seconds += seconds
-
-
-class SplitCounts(Protocol):
-    """What is counted (proxy/control/stall_watch.py)."""
-
-    @property
-    def steps(self) -> Counter[tuple[str, str, str]]: ...
-    @property
-    def pairs(self) -> Mapping[tuple[str, str], PairTally]: ...
-
-    def unclaimed(self) -> int: ...
-
-
-class SplitMetrics(Collector):
-    """Renders the counts of one gate; nothing where no unit has a role."""
-
-    def __init__(self, board: Board, counts: SplitCounts) -> None:
-        self._board = board
-        self._counts = counts
-
-    def collect(self) -> Iterator[Metric]:
-        """All families."""
-        counts, pairs = self._counts, self._board.pairs
-        if not pairs.prefillers and not counts.steps:
-            return
-        yield counter(
-            "split_steps",
-            "Steps of split requests by what became of them; not_paying: those not split for that.",
-            (*_PAIR, "step"),
-            [*counts.steps.items(), (("", "", "not_paying"), pairs.not_paying)],
-        )
-        yield summary(
-            "transfer_seconds",
-            "Time from a decoder's request to its first token, after its prompt was computed elsewhere.",
-            _PAIR,
-            [(pair, tally.timed, tally.seconds) for pair, tally in counts.pairs.items()],
-        )
-        yield gauge(
-            "split_orphans",
-            "Computed prompts whose blocks are held for nobody.",
-            (),
-            [((), counts.unclaimed())],
-        )

@@ -538,9 +538,9 @@ def share(plane: Plane, port: Callable[[], int], access: RedisAccess, feed: Feed
 
     if (accounting := plane.accounting) is not None:
         names, gates = Names(access.prefix), lambda: link.peers() + 1
-        accounting.share(
-            SharedLimits(accounting.ledger, connect, names, gates, plane.events.add, random.Random())
-        )
+        limits = SharedLimits(accounting.ledger, connect, names, gates, plane.events.add, random.Random())
+        limits.start()
+        accounting.end_sharing = limits.close
     return Part(close, metrics=RedisMetrics(link, plane.board))
 
 

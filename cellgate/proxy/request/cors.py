@@ -15,7 +15,10 @@ ENGINES_LINES = (b"access-control-", b"vary: origin\r\n", b"vary: Origin\r\n")
 OWN_LINES = (b"vary: origin\r\n", b"access-control-")
 """How the gate's own lines begin."""
 _CORS_NAMES = re.compile(rb"[A-Za-z0-9!#$%&'*+.^_`|~-]+(?: ?, ?[A-Za-z0-9!#$%&'*+.^_`|~-]+){0,63}")
-_CORS_METHODS = b"GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS"
+_CORS_METHODS = (
+    b"access-control-allow-methods: GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS\r\n"
+    b"access-control-max-age: 600\r\n"
+)
 _EXPOSED = (
     b"retry-after, x-request-id, x-should-retry, x-cellgate-model, x-cellgate-fallback-from, "
     b"x-cellgate-reason, x-cellgate-unit-request-id, "
@@ -32,7 +35,6 @@ class CorsRules:
     def __init__(self, cors: Cors) -> None:
         self._all = "*" in cors.origins
         self._origins = frozenset(origin.encode() for origin in cors.origins)
-        self._max_age = b"access-control-max-age: %d\r\n" % cors.max_age_s
 
     def lines(self, request: Request) -> bytes:
         """Header lines for the answer to `request`. Units do not learn its origin: they would answer it."""
@@ -54,7 +56,7 @@ class CorsRules:
 
     def _permissions(self, names: bytes) -> bytes:
         """What a preflight is told."""
-        lines = b"access-control-allow-methods: %b\r\n%b" % (_CORS_METHODS, self._max_age)
+        lines = _CORS_METHODS
         if _CORS_NAMES.fullmatch(names):
             lines += b"access-control-allow-headers: %b\r\n" % names
         return lines

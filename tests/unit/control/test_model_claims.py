@@ -28,7 +28,7 @@ class Scene:
         self.board.configure(Fleet((Cell("cell"),), units), 0.0)
         self.events = EventLog(lambda: 1_700_000_000.0, 2, lambda *_: None)
         self.says: dict[tuple[str, str], str] = {}
-        self.claims = ModelClaims(self.board, self.events, self._fetch_of, self.world.loop.time, 0.25)
+        self.claims = ModelClaims(self.board, self.events, self._fetch_of, self.world.loop.time)
         for name, model in (("a", "m"), ("b", "m"), ("c", "own")):
             self.board.set_engine(Served(name, engine, 0.0))
             self.says[name, model] = model

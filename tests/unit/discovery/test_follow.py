@@ -7,6 +7,7 @@ import random
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -65,10 +66,7 @@ class Gate:
         self.told.append(f"{evidence.unit} {evidence.sign.value}: {evidence.reason}")
         self.evicted += self.board.observe(evidence).evicted
 
-    def is_lost(self, unit: str) -> bool:
-        return unit not in self.board.units or self.verdict(unit) is Verdict.DOWN
-
-    def tell(self, action: Action) -> None:
+    def add(self, action: Action) -> None:
         self.events.append((action.kind, action.detail))
 
     def up(self, name: str) -> None:
@@ -109,7 +107,10 @@ def play() -> Callable[[Coroutine[Any, Any, None]], None]:
 async def begin(*script: Found | Exception, sources: str = "x", turns: int = 2) -> tuple[Gate, Discovery]:
     """A gate that follows sources, of which x meets this, beside what is fixed; so many turns later."""
     gate, _worlds["x"] = Gate(), [*script]
-    _begun.append(discovery := Discovery(gate, random.Random(1), {"scripted": Scripted.follow}))
+    plane: Any = SimpleNamespace(
+        now=gate.now, configure=gate.configure, board=gate.board, prober=gate, events=gate
+    )
+    _begun.append(discovery := Discovery(plane, random.Random(1), {"scripted": Scripted.follow}))
     discovery.take(FIXED, [Scripted(name) for name in sources])
     for _ in range(turns):
         await asyncio.sleep(0)

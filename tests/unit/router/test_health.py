@@ -282,7 +282,7 @@ def after(*gaps_s: float, before: Outlier | None = None) -> Outlier:
     """The state after comparisons at which the unit had these gaps."""
     outlier = before or Outlier()
     for gap_s in gaps_s:
-        outlier = compare(outlier, USUAL._replace(gap_s=gap_s), OTHERS, RULES)
+        outlier = compare(outlier, USUAL._replace(gap_s=gap_s), OTHERS)
     return outlier
 
 
@@ -360,7 +360,7 @@ def down(made: Board) -> str:
 )
 def test_panic_needs_three_and_more_than_half(mute: int, rotation: int, panics: bool) -> None:
     """That have not answered for longer than probes pause."""
-    assert is_cut_off(mute, rotation, RULES) is panics
+    assert is_cut_off(mute, rotation) is panics
     assert not is_unreachable(NOW, NOW, NOW + UNREACHABLE_S)
     assert is_unreachable(NOW, NOW, NOW + UNREACHABLE_S + 0.01)
 

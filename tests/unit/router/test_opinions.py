@@ -237,7 +237,6 @@ def test_one_token_again_and_again_is_looked_at_where_others_do_not_say_so(other
 
 # Whose answer to the known prompt is wrong, and who only differs.
 
-TOLERANCE = 0.25
 PARIS, ROME = "Paris is old", "Rome is older"
 
 
@@ -259,7 +258,7 @@ class Fleet:
     def say(self, unit: str, tokens: AnswerTokens) -> AnswerRecord:
         self.now += 1.0
         answered = Answered(unit, "completions tiny", tokens, self.now)
-        record = self.records[unit] = recorded(self.records, answered, TOLERANCE)
+        record = self.records[unit] = recorded(self.records, answered)
         return record
 
     def round(self, **texts: str) -> list[str]:
@@ -271,14 +270,14 @@ class Fleet:
     def judge(self) -> list[str]:
         found = []
         for unit in self.records:
-            if unit not in self.out and why_wrong(unit, self.records, self.out, TOLERANCE):
+            if unit not in self.out and why_wrong(unit, self.records, self.out):
                 self.out.add(unit)
-                self.records[unit] = condemned(self.records[unit], TOLERANCE)
+                self.records[unit] = condemned(self.records[unit])
                 found.append(unit)
         return found
 
     def may_return(self, unit: str) -> bool:
-        return is_right(unit, self.records, self.out, TOLERANCE)
+        return is_right(unit, self.records, self.out)
 
 
 def test_units_that_do_not_agree_with_themselves_are_no_measure_of_others() -> None:
@@ -328,7 +327,7 @@ NAN = said("a", logprob=math.nan)
 def test_answers_are_the_same_but_for_rounding_and_ties(
     one: AnswerTokens, other: AnswerTokens, same: bool
 ) -> None:
-    assert is_same(one, other, TOLERANCE) is same
+    assert is_same(one, other) is same
 
 
 def test_of_three_the_one_that_never_agreed_is_wrong_after_two_answers() -> None:
@@ -437,7 +436,7 @@ def test_corrupted_requests_count_as_one_answer_that_differs_and_another_questio
         fleet = Fleet(a=PARIS, b=PARIS, c=PARIS)
         fleet.records["c"] = doubted(fleet.records["c"], fleet.now)
         assert fleet.round(a=PARIS, b=PARIS, c=text) == found
-    record = recorded(Fleet(a=PARIS).records, Answered("a", "chat tiny", said(ROME), 9.0), TOLERANCE)
+    record = recorded(Fleet(a=PARIS).records, Answered("a", "chat tiny", said(ROME), 9.0))
     assert (record.first, record.differing) == (said(ROME), 0)
 
 

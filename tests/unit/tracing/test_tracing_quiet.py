@@ -22,7 +22,7 @@ from prometheus_client.samples import Sample
 
 from cellgate.proxy import tracing
 from cellgate.proxy.config.extras import how_to_install
-from cellgate.proxy.config.settings import OtlpMetrics, TracingSettings
+from cellgate.proxy.config.settings import TracingSettings
 from cellgate.proxy.observe import gen_ai
 from cellgate.proxy.observe.counters import Metrics
 from cellgate.proxy.observe.gen_ai import GenAiMetrics
@@ -135,10 +135,7 @@ def test_a_gate_without_the_packages_says_what_to_install(
         monkeypatch.setitem(sys.modules, f"{exporter}.proto.http.metric_exporter", None)
         monkeypatch.delitem(sys.modules, "cellgate.proxy.tracing", raising=False)
         assert (
-            send_metrics(
-                OtlpMetrics("http://collector:4318/v1/metrics"), Metrics(Board(Rules())), GenAiMetrics()
-            )
-            is None
+            send_metrics("http://collector:4318/v1/metrics", Metrics(Board(Rules())), GenAiMetrics()) is None
         )
     spans, metrics = caplog.messages
     assert f"opentelemetry.context is not installed: {how_to_install('otel')}" in spans
@@ -180,7 +177,7 @@ async def test_each_number_of_the_exposition_comes_once() -> None:
     for unit, ttft_s in (("a1", 0.2), ("a2", 400.0), ("a2", None)):
         metrics.finished(DONE._replace(unit=unit, ttft_s=ttft_s))
     async with collecting() as collector:
-        sender = MetricsSender(OtlpMetrics(collector.metrics_endpoint, OFTEN_S), metrics, GenAiMetrics())
+        sender = MetricsSender(collector.metrics_endpoint, metrics, GenAiMetrics(), OFTEN_S)
         while collector.batches < 2:  # noqa: ASYNC110 - nobody tells.
             await asyncio.sleep(OFTEN_S)
         await sender.close()
@@ -203,7 +200,7 @@ async def test_generations_have_the_names_attributes_and_bounds_of_the_conventio
     generations.answered("chat", "vllm", "tiny", "", 2.0, 0.3, None)
     generations.answered("embeddings", "cellgate", "", "no_unit", 0.001, 0.5, 0.5)
     async with collecting() as collector:
-        sender = MetricsSender(OtlpMetrics(collector.metrics_endpoint, OFTEN_S), metrics, generations)
+        sender = MetricsSender(collector.metrics_endpoint, metrics, generations, OFTEN_S)
         while not collector.batches:  # noqa: ASYNC110 - nobody tells.
             await asyncio.sleep(OFTEN_S)
         await sender.close()
@@ -260,7 +257,7 @@ async def test_a_collector_that_is_away_costs_one_line_and_metrics_that_cannot_b
     asyncio.get_running_loop().set_exception_handler(lambda _, context: said.append(context["exception"]))
     metrics: Any = Watched(OTLPMetricExporter(endpoint, timeout=0.01).export)
     with caplog.at_level(logging.INFO):
-        sender = MetricsSender(OtlpMetrics(endpoint, OFTEN_S), metrics, GenAiMetrics())
+        sender = MetricsSender(endpoint, metrics, GenAiMetrics(), OFTEN_S)
         sender._exporter = metrics
         while metrics.sent < 3:  # noqa: ASYNC110 - nobody tells.
             await asyncio.sleep(OFTEN_S)

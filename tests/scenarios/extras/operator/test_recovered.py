@@ -15,9 +15,9 @@ from cellgate.extras.operator.plan import Alone, Incident, RecoveryReport, Recov
 from cellgate.extras.operator.recovery import Recovery, RecoveryPorts, reason_to_wait
 from cellgate.extras.operator.roll_plan import Order, OwnRoll, Phase
 from cellgate.extras.operator.roller import Roller, roll_units
-from cellgate.router.nouns import Fleet, Verdict
+from cellgate.router.nouns import PANIC_MAX_S, Fleet, Verdict
 from cellgate.router.unit_state import UnitState
-from tests.scenarios.harness import BACK_S, PROMISE_S, RULES, Stage
+from tests.scenarios.harness import BACK_S, PROMISE_S, Stage
 from tests.sim.behaviour import Behaviour
 from tests.sim.engine import Engine
 from tests.sim.world import played
@@ -124,7 +124,7 @@ async def test_a_gate_that_is_cut_off_for_long_shoots_nobody(stage: Stage) -> No
     medic = Medic(stage)
     for engine in stage.engines.values():
         stage.world.net.partition(engine.address)
-    await asyncio.sleep(RULES.panic_max_s + 300.0)
+    await asyncio.sleep(PANIC_MAX_S + 300.0)
     assert all(state.case.verdict is Verdict.DOWN for state in stage.gate.board)
     stage.world.net.heal()
     await stage.until(stage.all_up, BACK_S)
