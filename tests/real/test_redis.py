@@ -15,7 +15,7 @@ import pytest
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from cellgate.proxy.config.settings import RedisAccess, Tls
-from cellgate.proxy.redis.commands import connector, in_words
+from cellgate.proxy.redis.connect import connector, in_words
 from cellgate.proxy.redis.link import LinkState, RedisLink
 from cellgate.proxy.redis.reports import (
     DOCUMENT_BEATS,

@@ -15,7 +15,7 @@ from cellgate.proxy.admission.limits import KeyCounts, LimitLedger
 from cellgate.proxy.config.key_file import Key, KeyRing, LimitRules, TenantRules
 from cellgate.proxy.config.settings import RedisAccess
 from cellgate.proxy.observe.events import Action
-from cellgate.proxy.redis.commands import connector
+from cellgate.proxy.redis.connect import connector
 from cellgate.proxy.redis.reports import Names
 from cellgate.proxy.redis.sharing import SharedLimits
 from cellgate.router.nouns import Ask

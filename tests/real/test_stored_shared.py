@@ -11,7 +11,7 @@ import orjson
 
 from cellgate.proxy.config.settings import RedisAccess
 from cellgate.proxy.control.stored_responses import StoredResponses
-from cellgate.proxy.redis.commands import connector
+from cellgate.proxy.redis.connect import connector
 from cellgate.proxy.redis.reports import Names
 from cellgate.proxy.redis.signing import Signer
 from cellgate.proxy.redis.stored import SharedResponses

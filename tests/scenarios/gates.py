@@ -15,9 +15,9 @@ from typing import Any
 from cellgate.probes.canary import YIELD_S
 from cellgate.proxy.config.settings import Address
 from cellgate.proxy.ingress.reports import readiness
-from cellgate.proxy.redis.commands import SharedBans
 from cellgate.proxy.redis.link import RedisLink
 from cellgate.proxy.redis.reports import HEARTBEAT_S, Names, Roster
+from cellgate.proxy.redis.shared_bans import SharedBans
 from cellgate.proxy.redis.sharing import Sharing
 from cellgate.router.board import Flip
 from tests.scenarios.harness import BACK_S, GATE_PORT, Stage

@@ -19,7 +19,7 @@ from cellgate.extras.operator.roll_plan import RollStore, UndecidedRoll
 from cellgate.extras.operator.shared_roll import SCOPE, SharedRoll
 from cellgate.proxy.observe.events import Action
 from cellgate.proxy.observe.rare_events import RareEvents
-from cellgate.proxy.redis.commands import connector
+from cellgate.proxy.redis.connect import connector
 from cellgate.proxy.redis.reports import Names
 from cellgate.proxy.redis.signing import signer_of
 

@@ -39,8 +39,9 @@ from cellgate.extras.operator.leadership_scripts import (
 from cellgate.extras.operator.plan import NotActingError
 from cellgate.proxy.observe.text import one_line
 from cellgate.proxy.process.tasks import end_tasks
-from cellgate.proxy.redis.commands import EXCHANGE_S, Command, Connect, answered, in_words
+from cellgate.proxy.redis.connect import Connect, in_words
 from cellgate.proxy.redis.reports import Names
+from cellgate.proxy.redis.servers import EXCHANGE_S, Command, answered
 from cellgate.proxy.redis.signing import CLOCK_S, UNSIGNED, Signer
 
 if TYPE_CHECKING:

@@ -48,7 +48,7 @@ def _redis_problems(file: FileKeys) -> Iterator[str]:
     """What is wrong with a URL that a gate would serve without."""
     if file.redis is None:
         return
-    from cellgate.proxy.redis.commands import connector  # Late: it takes long, and most have none.
+    from cellgate.proxy.redis.connect import connector  # Late: it takes long, and most have none.
 
     try:
         connector(RedisAccess(file.redis, None, None))

@@ -31,24 +31,8 @@ from cellgate.proxy.observe.helpers import HelperTrouble
 from cellgate.proxy.observe.log import log_line
 from cellgate.proxy.process.listeners import own_url
 from cellgate.proxy.process.tasks import end_tasks
-from cellgate.proxy.redis.commands import (
-    EXCHANGE_S,
-    SLICE,
-    BanWrite,
-    Connect,
-    IndexEntry,
-    Outage,
-    RedisClient,
-    RedisCommands,
-    SharedBans,
-    connector,
-    in_turns,
-    in_words,
-    is_ban,
-    is_refusal,
-    read_ban,
-    refusal_reason,
-)
+from cellgate.proxy.redis.commands import SLICE, IndexEntry, RedisCommands, in_turns
+from cellgate.proxy.redis.connect import Connect, Outage, connector, in_words, is_refusal, refusal_reason
 from cellgate.proxy.redis.fleet import FleetRouter
 from cellgate.proxy.redis.reports import (
     DOCUMENT_BEATS,
@@ -63,6 +47,8 @@ from cellgate.proxy.redis.reports import (
     UnitReport,
     read_report,
 )
+from cellgate.proxy.redis.servers import EXCHANGE_S, RedisClient
+from cellgate.proxy.redis.shared_bans import BanWrite, SharedBans, is_ban, read_ban
 from cellgate.proxy.redis.sharing import GATES_MAX, PrefixSharing, ReportReading, SharedLimits, Sharing
 from cellgate.proxy.redis.signing import UNSIGNED, Signer, signer_of
 from cellgate.proxy.redis.stored import SharedResponses

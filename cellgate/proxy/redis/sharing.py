@@ -22,18 +22,8 @@ import orjson
 from cellgate.proxy.admission.limits import LimitLedger, Meter
 from cellgate.proxy.observe.events import Action
 from cellgate.proxy.process.tasks import end_tasks
-from cellgate.proxy.redis.commands import (
-    SLICE,
-    Command,
-    Connect,
-    IndexEntry,
-    Outage,
-    RedisClient,
-    RedisCommands,
-    answered,
-    in_turns,
-    in_words,
-)
+from cellgate.proxy.redis.commands import SLICE, IndexEntry, RedisCommands, in_turns
+from cellgate.proxy.redis.connect import Connect, Outage, in_words
 from cellgate.proxy.redis.reports import (
     DOCUMENT_BEATS,
     HEARTBEAT_S,
@@ -49,6 +39,7 @@ from cellgate.proxy.redis.reports import (
     read_report,
     report_of,
 )
+from cellgate.proxy.redis.servers import Command, RedisClient, answered
 from cellgate.router.board import Board, Flip
 from cellgate.router.cost_model import NO_REMOTE_LOAD, RemoteLoad
 from cellgate.router.nouns import Evidence, Sign, Strength, Verdict

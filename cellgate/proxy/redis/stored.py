@@ -19,8 +19,9 @@ import orjson
 
 from cellgate.proxy.control.stored_responses import StoredResponse, StoredResponses
 from cellgate.proxy.process.tasks import end_tasks
-from cellgate.proxy.redis.commands import Command, Connect
+from cellgate.proxy.redis.connect import Connect
 from cellgate.proxy.redis.reports import Names
+from cellgate.proxy.redis.servers import Command
 from cellgate.proxy.redis.signing import Signer
 
 STORED_ANSWER_S = 0.5

@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from cellgate.proxy.config.limits import LIMITS, reached
 from cellgate.proxy.http.errors import Failure, FailureKind
@@ -148,17 +148,8 @@ def pieces(coding: str, body: bytes) -> Iterator[bytes]:
             raise DamagedError("it is cut off")
 
 
-class _Decoder(Protocol):
-    """What both libraries have."""
-
-    @property
-    def eof(self) -> bool: ...
-    @property
-    def unused_data(self) -> bytes: ...
-    def decompress(self, data: bytes, max_length: int, /) -> bytes: ...
-
-
-def _decoder(coding: str, body: bytes) -> _Decoder:
+def _decoder(coding: str, body: bytes) -> zlib._Decompress:
+    """That of the coding: all have the same methods."""
     match coding:
         case "gzip":
             return zlib.decompressobj(_GZIP)
@@ -168,5 +159,5 @@ def _decoder(coding: str, body: bytes) -> _Decoder:
             return zlib.decompressobj(_ZLIB if is_framed else _RAW)
         case _:
             options = {int(zstd.DecompressionParameter.window_log_max): _WINDOW_LOG}
-            decoder: _Decoder = zstd.ZstdDecompressor(options=options)
+            decoder: zlib._Decompress = zstd.ZstdDecompressor(options=options)
             return decoder

@@ -250,13 +250,19 @@ class ResponseHost(Protocol):
     """The gateway, as a response sees it."""
 
     is_leaving: bool
+    """True once responses close their connections: the gate stops, or a successor accepts clients."""
     shows_all: bool
     """Everybody may know which unit answers."""
 
     def now(self) -> float: ...
-    def new_id(self) -> bytes: ...
-    def report_lines(self, request: Request, *, to_trusted: bool) -> bytes: ...
-    def finished(self, record: Finished) -> None: ...
+    def new_id(self) -> bytes:
+        """An id for a request that came without one."""
+
+    def report_lines(self, request: Request, *, to_trusted: bool) -> bytes:
+        """Header lines of each response that report to the ingress: the load of the gate, and its stop."""
+
+    def finished(self, record: Finished) -> None:
+        """A request is over."""
 
 
 # What a request knows of a guardrail: a program of the operator's that sees requests and answers.

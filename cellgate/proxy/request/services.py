@@ -12,12 +12,11 @@ from cellgate.proxy.http.errors import Failure
 from cellgate.proxy.http.request import Request
 from cellgate.proxy.http.turns import ReadScheduler
 from cellgate.proxy.http.unit import Pool
-from cellgate.proxy.observe.access_log import Finished
 from cellgate.proxy.request.beginnings import Beginnings
 from cellgate.proxy.request.cors import CorsRules
 from cellgate.proxy.request.large_bodies import WhyNot
 from cellgate.proxy.request.models import LocalEndpoints, ModelChoice
-from cellgate.proxy.request.ports import Dispatcher, Guard, Observer, Reports
+from cellgate.proxy.request.ports import Dispatcher, Guard, Observer, Reports, ResponseHost
 from cellgate.proxy.request.routes import RoutingHeaders
 from cellgate.router.board import Board
 from cellgate.router.nouns import Ask
@@ -34,7 +33,7 @@ OPEN_ROUTES = frozenset({"health", "unit_health"})
 """Routes that need no key: load balancers ask for them."""
 
 
-class Services(Protocol):
+class Services(ResponseHost, Protocol):
     """The gateway, as a request sees it. `board` is read only: it may be a replica."""
 
     settings: Settings
@@ -43,7 +42,6 @@ class Services(Protocol):
     dispatcher: Dispatcher
     reports: Reports
     peers: Peers
-    shows_all: bool
     payer: Payer
     routing_headers: RoutingHeaders
     local_endpoints: LocalEndpoints
@@ -64,16 +62,9 @@ class Services(Protocol):
     """Who asks clients for keys; None: nobody does."""
     rng: Random
     """The gate's source of randomness."""
-    is_leaving: bool
-    """True once responses close their connections: the gate stops, or a successor accepts clients."""
-
-    def now(self) -> float: ...
 
     def own_url(self) -> str:
         """Where other gates reach this one; empty: that is not known."""
-
-    def new_id(self) -> bytes:
-        """An id for a request that came without one."""
 
     def pool(self, state: UnitState) -> Pool:
         """The connections to a unit."""
@@ -90,14 +81,8 @@ class Services(Protocol):
         `why_not` is asked when it is its turn. The returned function stops that.
         """
 
-    def report_lines(self, request: Request, *, to_trusted: bool) -> bytes:
-        """Header lines of each response that report to the ingress: the load of the gate, and its stop."""
-
     def is_stopping(self) -> bool:
         """True once the gate has begun to stop; health checks report it."""
-
-    def finished(self, record: Finished) -> None:
-        """A request is over."""
 
     def defect(self, what: str, error: Exception) -> None:
         """Log a defect of the gate, and count it."""

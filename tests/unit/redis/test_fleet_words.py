@@ -10,10 +10,11 @@ import pytest
 
 from cellgate.proxy.admission.limits import IMPOSSIBLE, Meter, Period
 from cellgate.proxy.config.settings import RedisAccess, Settings
-from cellgate.proxy.redis.commands import Command, IndexEntry, RedisCommands
+from cellgate.proxy.redis.commands import IndexEntry, RedisCommands
 from cellgate.proxy.redis.fleet import FleetUnits
 from cellgate.proxy.redis.link import FLIPS_AT_ONCE, FLIPS_PAUSE_S, Pace
 from cellgate.proxy.redis.reports import BeatWriter, Names, Roster, UnitReport, written
+from cellgate.proxy.redis.servers import Command
 from cellgate.proxy.redis.sharing import DOUBT_EVERY_S, PEERS_LIFE_S, ReportReading
 from cellgate.proxy.redis.signing import Signer, signer_of
 from cellgate.router.nouns import Fleet, Verdict

@@ -21,16 +21,11 @@ from cellgate.proxy.admission.limits import MINUTE_S, KeyCounts, LimitLedger
 from cellgate.proxy.config.key_file import Key, KeyRing, LimitRules, TenantRules
 from cellgate.proxy.config.settings import Address, Settings, Tls
 from cellgate.proxy.process.listeners import own_url
-from cellgate.proxy.redis.commands import (
-    ClusterClient,
-    Command,
-    RedisClient,
-    RedisKind,
-    ServerClient,
-    read_url,
-)
+from cellgate.proxy.redis.cluster import ClusterClient
+from cellgate.proxy.redis.connect import RedisKind, read_url
 from cellgate.proxy.redis.link import RedisLink
 from cellgate.proxy.redis.reports import Names, Roster
+from cellgate.proxy.redis.servers import Command, RedisClient, ServerClient
 from cellgate.proxy.redis.sharing import LIMITS_SLICE, QUIET_BEATS, SharedLimits
 from cellgate.router.nouns import Ask, Fleet
 

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from cellgate.proxy.control.containment import Containment
 from cellgate.proxy.observe.events import EventLog
-from cellgate.proxy.redis.commands import SharedBans, is_ban, read_ban
 from cellgate.proxy.redis.reports import Roster, Seen, UnitReport
+from cellgate.proxy.redis.shared_bans import SharedBans, is_ban, read_ban
 from cellgate.proxy.redis.sharing import (
     BEATS,
     DOCUMENT_MAX,

@@ -16,7 +16,7 @@ from cellgate.extras.operator.agreement import ClaimSharing
 from cellgate.extras.operator.leadership import Leadership
 from cellgate.extras.operator.plan import Claim, NotActingError
 from cellgate.proxy.config.settings import RedisAccess
-from cellgate.proxy.redis.commands import connector
+from cellgate.proxy.redis.connect import connector
 from cellgate.proxy.redis.reports import Names
 from tests.real.programs import ROOT
 from tests.real.redis_server import RedisServer, cluster

@@ -22,7 +22,7 @@ from cellgate.extras.operator.roll_plan import (
 )
 from cellgate.extras.operator.shared_roll import ORDERS, ROLL_KEPT_S, ROLL_LEASE, SCOPE, SharedRoll
 from cellgate.proxy.config.settings import RedisAccess
-from cellgate.proxy.redis.commands import connector
+from cellgate.proxy.redis.connect import connector
 from cellgate.proxy.redis.reports import Names
 from cellgate.proxy.redis.signing import Signer
 from tests.real.redis_server import RedisServer
