@@ -41,7 +41,7 @@ SERVERS_MAX = 16
 _WELL = "healthy"
 _RECOVERS = frozenset({"recovering", "retrying"})
 DEAD = "dead"
-_FAULTY = frozenset({"unhealthy", DEAD, "paused"})
+FAULTY = frozenset({"unhealthy", DEAD, "paused"})
 _INFO_CHARS = 80
 _NOT_THERE = frozenset({404, 405, 501})
 
@@ -89,7 +89,7 @@ class FaultStatus:
         paths, said = await _ask_all(context, dict(before.paths) if before.engine == context.engine else {})
         if said is None:
             return
-        faults = tuple(fault for fault in said if fault.status in _FAULTY)
+        faults = tuple(fault for fault in said if fault.status in FAULTY)
         is_recovering = not faults and any(fault.status in _RECOVERS for fault in said)
         context.notes[_SEEN] = _Seen(context.engine, now, tuple(paths.items()), faults, is_recovering)
         if faults or before.faults:

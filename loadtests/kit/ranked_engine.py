@@ -3,9 +3,10 @@
 As vLLM 0.32 does (`v1/fault_tolerance/engine_core_sentinel.py`, `entrypoints/serve/fault_tolerance/`): an
 exception in the loop of one rank makes all of them `unhealthy`. What is in flight is aborted: a whole answer
 ends 200 with `finish_reason` "abort" and no text, a stream with that, or `[DONE]` alone. New requests wait
-and all other pages say 200. A rank takes `retry` only while it is unhealthy; it ends when all
-ranks have been asked, since they build their group anew together. Newer versions have the same under `/v1`,
-and say `recovering` meanwhile, with the requests kept.
+and all other pages say 200. A rank takes `retry` only while it is unhealthy, under an id of its own; else its
+status says `ft_error` and that id. It ends when all ranks have been asked, since they build their group anew
+together; until then each waits for the others. Newer versions have the same under `/v1`, and say `recovering`
+meanwhile, with the requests kept.
 """
 
 import asyncio
@@ -45,6 +46,7 @@ class RankedEngine:
         self.retries: list[tuple[int, str, float]] = []
         """The rank, the id of the round and the time of each accepted retry."""
         self.healed_at = 0.0
+        self._refused: dict[int, dict[str, str]] = {}
         self.urls: list[str] = []
         self._works = asyncio.Event()
         self._works.set()
@@ -64,9 +66,11 @@ class RankedEngine:
             await runner.cleanup()
         await self._session.close()
 
-    def fail(self, error: str = "RuntimeError") -> None:
-        """An exception in the loop of a rank: the other one waits in the same collective, and fails too."""
-        self.status, self.info = [UNHEALTHY, UNHEALTHY], error
+    def fail(self, error: str = "RuntimeError", *, is_late: bool = False) -> None:
+        """An exception in the loop of a rank: the other one waits in the same collective, and fails too. Where
+        that `is_late`, only once the first one has left their group, as it does for a `retry`.
+        """
+        self.status, self.info = [UNHEALTHY, HEALTHY if is_late else UNHEALTHY], error
         self._works.clear()
         broken, self._broken = self._broken, asyncio.Event()
         broken.set()
@@ -105,19 +109,26 @@ class RankedEngine:
 
     def _told(self, rank: int) -> dict[str, object]:
         info = {"fault_info": self.info} if self.status[rank] == UNHEALTHY else {}
-        engines = [{"id": rank, "status": self.status[rank], **info}]
+        engines = [{"id": rank, "status": self.status[rank], **info, **self._refused.get(rank, {})}]
         return {"schema_version": 1, "total_engines": 1, "engines": engines}
 
     async def _apply(self, rank: int, request: web.Request) -> web.Response:
         asked = await request.json()
         if asked.get("instruction") != "retry":
             return web.json_response({"error": {"message": "Invalid instruction", "code": 400}}, status=400)
-        name = asked.get("request_id") or str(uuid.uuid4())
+        name = own = asked.get("request_id") or str(uuid.uuid4())
+        if not self._path.startswith("/v1/"):
+            own = str(uuid.uuid4())
         if self.status[rank] == UNHEALTHY:
             self.retries.append((rank, name, time.monotonic()))
             if {each for each, _, _ in self.retries} == set(range(len(self.status))):
                 asyncio.get_running_loop().call_later(RETRY_S, self.heal)
-        told = {"message": "Request accepted; poll the status for updates.", "request_id": name}
+            else:
+                self.status = [UNHEALTHY] * len(self.status)
+        else:
+            error = f"[FT] Rejecting retry on engine {rank}: status is {self.status[rank].upper()}"
+            self._refused[rank] = {"last_ft_request_id": own, "ft_error": error}
+        told = {"message": "Request accepted; poll the status for updates.", "request_id": own}
         return web.json_response(told, status=202)
 
     async def _relay(self, request: web.Request) -> web.StreamResponse:

@@ -75,9 +75,16 @@ def cells(engine: RankedEngine, other: SimUnit) -> list[dict[str, Any]]:
 
 
 @pytest.mark.alone
-@pytest.mark.parametrize("path", ["/fault_tolerance/status", "/v1/fault_tolerance/status"])
+@pytest.mark.parametrize(
+    ("path", "is_late"),
+    [
+        ("/fault_tolerance/status", True),
+        ("/fault_tolerance/status", False),
+        ("/v1/fault_tolerance/status", False),
+    ],
+)
 async def test_a_unit_with_a_faulty_rank_is_out_within_a_look_retried_and_back_and_nothing_is_lost(
-    path: str, tmp_path: Path
+    path: str, is_late: bool, tmp_path: Path
 ) -> None:
     restarted = tmp_path / "restarted"
     remedy = {"cell": "c", "command": ["touch", str(restarted)], "after_s": 0.5, "backoff_s": 0.5}
@@ -91,11 +98,12 @@ async def test_a_unit_with_a_faulty_rank_is_out_within_a_look_retried_and_back_a
                 await asyncio.to_thread(gate.until_up, "a", "b")
                 async with Load(gate) as load:
                     await until(lambda: load.whole > 2 * CLIENTS)
-                    engine.fail()
+                    engine.fail(is_late=is_late)
                     failed_at = time.monotonic()
                     await until(lambda: gate.units()["a"]["verdict"] == "down")
                     assert time.monotonic() - failed_at < LOOK_S + SLACK_S
-                    await assert_named(gate, "rank 1 is unhealthy (RuntimeError)")
+                    rank = 0 if is_late else 1
+                    await assert_named(gate, f"rank {rank} is unhealthy (RuntimeError)", rank)
                     await until(lambda: gate.units()["a"]["verdict"] == "up")
                     assert engine.healed_at > 0
         assert load.wrong == []
@@ -108,13 +116,13 @@ async def test_a_unit_with_a_faulty_rank_is_out_within_a_look_retried_and_back_a
             unit.stop()
 
 
-async def assert_named(gate: GateProcess, fault: str) -> None:
+async def assert_named(gate: GateProcess, fault: str, rank: int) -> None:
     """In the unit's reason, as a metric and in an event."""
     assert fault in gate.units()["a"]["reason"]
     page = await asyncio.to_thread(metrics, gate)
     events = (await asyncio.to_thread(gate.admin, "GET", "/events"))[1]
     assert any(
-        line.startswith("cellgate_unit_rank_fault{") and 'rank="1"' in line and line.endswith(" 1.0")
+        line.startswith("cellgate_unit_rank_fault{") and f'rank="{rank}"' in line and line.endswith(" 1.0")
         for line in page.splitlines()
     ), [line for line in page.splitlines() if "rank_fault" in line]
     assert any(fault in str(event) for event in events)

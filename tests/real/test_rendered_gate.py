@@ -20,7 +20,7 @@ import yaml
 
 from cellgate.proxy.config.load import load
 from cellgate.proxy.config.load_process import ConfigError, Overrides
-from cellgate.proxy.config.settings import Settings
+from cellgate.proxy.config.settings import Settings, is_token
 from deploy.render import CHART, configuration, rendered
 from loadtests.simunit.process import sim_units
 from tests.manifests import Thing, containers
@@ -37,7 +37,7 @@ FILES = {
     "usageLog": "usage",
 }
 ALL_FILES = "--set=" + ",".join(f"files.{name}={of}" for name, of in FILES.items())
-KEY = "sk-of-alice"
+KEY, ADMIN = "sk-of-alice", "token-of-the-operator"
 
 
 class Pod(NamedTuple):
@@ -75,6 +75,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, certificate: Certificate) 
         (root / name).mkdir()
         for key in ("admin-token", "agent-token", "fleet-secret", "redis-password"):
             (root / name / key).write_text("word-of-a-secret\n")
+        (root / name / "admin-token").write_text(f"sha256:{sha256(ADMIN.encode()).hexdigest()}\n")
     (root / "engine-key").mkdir()
     (root / "engine-key" / "api-key").write_text("key-of-the-engine\n")
     return root
@@ -111,6 +112,23 @@ def test_a_gate_takes_the_configuration_with_what_is_mounted(
 ) -> None:
     for number, flags in enumerate([[], [ALL_FILES]]):
         assert pod(things(example, *flags), tmp_path / str(number), cluster).settings()
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_replicas_of_one_template_take_the_admin_token_and_none_of_them_has_it(
+    example: str, tmp_path: Path, cluster: Path
+) -> None:
+    """What one of them has is good at no other one, nor is what all of them have in common."""
+    gate = pod(things(example), tmp_path, cluster)
+    token = gate.settings().admin_token
+    assert token is not None
+    assert is_token(ADMIN.encode(), token)
+    files = [each.read_bytes() for each in tmp_path.rglob("*") if each.is_file()]
+    had = [
+        *(word for text in files for word in text.split()),
+        *(word.encode() for word in gate.environ.values()),
+    ]
+    assert not any(is_token(word, token) for word in had)
 
 
 def test_each_file_is_mounted_where_the_configuration_looks_and_the_engine_has_the_key_of_the_gate(

@@ -7,6 +7,7 @@ import base64
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
+from hashlib import sha256
 
 import orjson
 import pytest
@@ -39,6 +40,7 @@ ENDPOINT = "x-gateway-destination-endpoint"
 SUBSET = "x-gateway-destination-endpoint-subset"
 TOKEN = "x-cellgate-token"
 SECRET = "s3cret"
+HASH = f"sha256:{sha256(SECRET.encode()).hexdigest()}"
 guarded_stage = partial(any_stage, admin_token=SECRET)
 
 
@@ -100,6 +102,10 @@ async def test_without_the_token_it_is_forged_from_whatever_address(field: str) 
         (SECRET, "s3cre", 403),
         (SECRET, "", 403),
         (None, "", 403),
+        (HASH, SECRET, 200),
+        (HASH, "made for this gate", 200),
+        (HASH, HASH, 403),
+        (HASH, HASH.removeprefix("sha256:"), 403),
     ],
 )
 async def test_who_shows_the_admin_token_or_a_gates_is_trusted_and_units_do_not_see_it(

@@ -4,8 +4,8 @@ are whole numbers.
 A meter stands alone, or is one of several gates that share a counter (redis/sharing.py). A sharing
 meter spends only what it holds: slices that were taken from the counter in the background, so no request
 waits for them. Rules:
-1. `spent` never passes `held`, but by one request, and only where nobody holds the rest: a slice may be
-   smaller than a request.
+1. `spent` never passes `held`, but by one request that is larger than a slice, and only where nobody holds
+   the rest. What fits into a slice waits for it: others may have taken the rest since this gate has looked.
 2. In a new window, until the counter has answered, each gate holds half of its even share.
 3. A meter that has lost the counter stands alone: each gate then passes at most the whole limit.
 
@@ -279,9 +279,13 @@ class Meter:
         self.free = self.limit - self.held
 
     def has_room(self, amount: int) -> bool:
-        """Whether so much more may be used: of what no gate has taken, too, but for one for each of them."""
+        """Whether so much more may be used: of what no gate has taken, too, but for one for each of them,
+        where no slice is as large.
+        """
         room = self.held - self.spent
-        return amount <= room or (room >= 0 and amount <= room + self.free - self.shared_by)
+        if amount <= room:
+            return True
+        return room >= 0 and self._slice(room + self.free) < amount <= room + self.free - self.shared_by
 
     @property
     def left(self) -> int:
@@ -316,12 +320,16 @@ class Meter:
         self.shared_by = gates
         left, new = self.left, self.spent - self._looked
         self._looked = self.spent
-        slice_ = max(1, left // (4 * gates), min(2 * new, left // (2 * gates)))
+        slice_ = max(self._slice(left), min(2 * new, left // (2 * gates)))
         amount = self.spent + min(left, slice_) - self.taken
         if amount < 0:
             # Others may have it before the answer comes, which may be lost.
             self.held += amount
         return amount
+
+    def _slice(self, left: int) -> int:
+        """What is taken of what is left, at least."""
+        return max(1, left // (4 * max(self.shared_by, 1)))
 
     def took(self, amount: int, total: int) -> None:
         """So much was taken, and all gates have taken `total` now."""

@@ -22,6 +22,7 @@ from typing import Any, get_args
 from cellgate.extras import ExtraName, require
 from cellgate.policies import POLICIES
 from cellgate.proxy.config.settings import (
+    HASHED,
     KIB,
     KV_EVENTS_ENGINES,
     MIB,
@@ -417,6 +418,19 @@ def token(text: str) -> str:
             "a token of visible ASCII characters", found="none" if not text.strip() else "other characters"
         )
     return text.strip()
+
+
+def admin_token(text: str) -> str:
+    """A token, or the hash of one."""
+    found = token(text)
+    if found.startswith(HASHED) and not re.fullmatch(r"[0-9a-f]{64}", found.removeprefix(HASHED)):
+        raise InvalidValueError(f"64 hexadecimal digits after {HASHED}", found="something else")
+    return found
+
+
+def admin_token_file(found: object) -> str:
+    """The same, that a file holds."""
+    return admin_token(token_in_file(found))
 
 
 def token_in_file(found: object) -> str:

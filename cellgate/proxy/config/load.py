@@ -21,7 +21,7 @@ from pydantic import ValidationError
 
 from cellgate.extras import EXTRAS, part_of
 from cellgate.proxy.config import yaml_file
-from cellgate.proxy.config.checks import PAIRS, InvalidValueError, token
+from cellgate.proxy.config.checks import PAIRS, InvalidValueError, admin_token, token
 from cellgate.proxy.config.key_file import KeyFileError, read_keys
 from cellgate.proxy.config.load_process import ADMIN_TOKEN_VARIABLE, ConfigError, Overrides
 from cellgate.proxy.config.problems import Schema, dotted, explained, sentence, unit_at
@@ -81,7 +81,8 @@ def load(
     secrets: dict[str, str] = {}
     for variable in _VARIABLES:
         try:
-            secrets[variable] = token(environ[variable]) if environ.get(variable) else ""
+            read = admin_token if variable == ADMIN_TOKEN_VARIABLE else token
+            secrets[variable] = read(environ[variable]) if environ.get(variable) else ""
         except InvalidValueError as error:
             problems.append(f"{variable}: {sentence(error)}")
     rest, more = (file, []) if file is not None else _rest(keys, misfits)

@@ -218,7 +218,7 @@ class FileKeys(Keys, of=Settings):
     redis_prefix: Annotated[str, PlainValidator(checks.redis_prefix)] = REDIS_PREFIX
     advertise: Annotated[str, PlainValidator(checks.url)]
     discovery: Annotated[str, PlainValidator(fleet_source)] = ""
-    admin_token_file: Annotated[str | None, PlainValidator(checks.token_in_file)] = Field(None, repr=False)
+    admin_token_file: Annotated[str | None, PlainValidator(checks.admin_token_file)] = Field(None, repr=False)
     agent_token_file: Annotated[str | None, PlainValidator(checks.token_in_file)] = Field(None, repr=False)
     fleet_secret_file: Annotated[str | None, PlainValidator(checks.token_in_file)] = Field(None, repr=False)
     policy: Annotated[str, PlainValidator(checks.policy)]
@@ -376,6 +376,7 @@ KINDS: dict[Callable[..., Any], Json] = {
     checks.log_file: _FILE,
     checks.on_revoke: _one_of(get_args(OnRevoke)),
     checks.token_in_file: _kind("string", "a file that holds the secret alone"),
+    checks.admin_token_file: _kind("string", "a file that holds the token alone, or its hash"),
     units.an_engine: _one_of(sorted(ENGINES)),
     units.a_canary: _one_of(sorted(CANARIES)),
     units.a_probe: _one_of(sorted(NODE_PROBES)),

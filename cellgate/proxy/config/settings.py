@@ -7,6 +7,7 @@ from __future__ import annotations
 import hmac
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
+from hashlib import sha256
 from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import Any, Literal
 
@@ -355,7 +356,7 @@ def secret_of(settings: Settings) -> bytes:
     if settings.fleet_secret is not None:
         return settings.fleet_secret.encode()
     token = settings.admin_token
-    return b"" if token is None else hmac.digest(token.encode(), b"cellgate fleet", "sha256")
+    return b"" if token is None else hmac.digest(_hash_of(token), b"cellgate fleet", "sha256")
 
 
 def gates_token(secret: bytes, url: str) -> str:
@@ -395,6 +396,18 @@ def _customer(text: str) -> str:
     return str(getattr(address, "ipv4_mapped", None) or address)
 
 
+HASHED = "sha256:"
+"""Before a hash in hex, in place of a token: who has the hash knows no token."""
+
+
 def is_token(given: bytes, token: str) -> bool:
-    """Whether this is the token, compared in constant time."""
-    return hmac.compare_digest(given.strip(), token.encode())
+    """Whether this is the token, or the one of which `token` is the hash; compared in constant time."""
+    return hmac.compare_digest(_hashed(given.strip()), _hash_of(token))
+
+
+def _hash_of(token: str) -> bytes:
+    return token.removeprefix(HASHED).encode() if token.startswith(HASHED) else _hashed(token.encode())
+
+
+def _hashed(token: bytes) -> bytes:
+    return sha256(token).hexdigest().encode()

@@ -324,6 +324,63 @@ def test_gates_that_share_pass_the_limit_within_a_few_requests(seed: int, busy: 
     assert 0.98 * limit <= sum(meter.spent for meter in meters) <= limit + busy * request
 
 
+class FailingShares:
+    """As Shares, but answers come later, and the server's replica may lack the last writes when it fails."""
+
+    def __init__(self, rng: random.Random, meters: list[Meter]) -> None:
+        self._rng, self._meters = rng, meters
+        self._primary: dict[Meter, int] = {}
+        self._replica: dict[Meter, int] = {}
+        self._coming: dict[Meter, tuple[int, int]] = {}
+
+    def step(self) -> None:
+        """One gate writes, or gets its answer."""
+        meter = self._rng.choice(self._meters)
+        if (answer := self._coming.pop(meter, None)) is not None:
+            meter.took(*answer)
+            return
+        amount = meter.to_take(len(self._meters))
+        self._primary[meter] = meter.taken + amount
+        self._coming[meter] = amount, sum(self._primary.values())
+        if self._rng.random() < 0.5:
+            self._replica = dict(self._primary)
+
+    def fail_over(self) -> None:
+        """Between writes and their answers, which are lost."""
+        self._primary = dict(self._replica)
+        for meter in self._coming:
+            meter.stand_alone()
+        self._coming.clear()
+
+    def roll(self) -> None:
+        """The window ends: the next one has counters of its own."""
+        for meter in self._meters:
+            meter.roll(meter.ends_at, len(self._meters))
+        self._primary, self._replica = {}, {}
+        self._coming.clear()
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_after_a_fail_over_in_a_burst_the_next_window_passes_no_request_more(seed: int) -> None:
+    rng, gates, limit = random.Random(seed), 3, 120
+    meters = [Meter(limit, Period.MINUTE, NEW_YEARS_EVE, gates) for _ in range(gates)]
+    shares = FailingShares(rng, meters)
+    passed = []
+    for window in range(3):
+        for turn in range(2000):
+            if (window, turn) == (0, 100):
+                shares.fail_over()
+            meter = rng.choice(meters)
+            if meter.has_room(1):
+                meter.spent += 1
+            if rng.random() < 0.3:
+                shares.step()
+        passed.append(sum(meter.spent for meter in meters))
+        shares.roll()
+    assert passed[0] <= gates * limit
+    assert all(0.98 * limit <= each <= limit for each in passed[1:]), passed
+
+
 def test_without_the_counter_each_has_the_whole_limit_and_afterwards_owes_what_it_used() -> None:
     meter, other = (Meter(1000, Period.MINUTE, NEW_YEARS_EVE, 2) for _ in range(2))
     shares = Shares()

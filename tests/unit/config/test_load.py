@@ -7,6 +7,7 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Collection
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,16 @@ from cellgate.proxy.cli.terminal import fleet_table
 from cellgate.proxy.config.checks import cgroup_limits, quarter_of_memory
 from cellgate.proxy.config.load import load
 from cellgate.proxy.config.load_process import ConfigError, Overrides, read_settings
-from cellgate.proxy.config.settings import MIB, Address, Peers, RedisAccess, payer_at
+from cellgate.proxy.config.settings import (
+    MIB,
+    Address,
+    Peers,
+    RedisAccess,
+    Settings,
+    is_token,
+    payer_at,
+    secret_of,
+)
 from cellgate.proxy.config.sources import DnsSource, EcsSource, FileSource, LwsSource
 from cellgate.proxy.config.yaml_file import VariableError, replaced
 from cellgate.router.known_answers import KnownAnswerRules
@@ -77,6 +87,21 @@ def test_tokens_come_from_the_environment_before_a_file(tmp_path: Path) -> None:
     settings = read(tmp_path, text, environ)
     assert (settings.admin_token, settings.agent_token) == ("from-env", "s3cret")
     assert not any(secret in repr(settings) for secret in environ.values())
+
+
+def test_a_gate_that_has_the_hash_of_the_token_has_the_fleets_secret_and_no_token(tmp_path: Path) -> None:
+    hashed = f"sha256:{sha256(b's3cret').hexdigest()}"
+    known, plain = (
+        read(tmp_path, CELLS, {"CELLGATE_ADMIN_TOKEN": token}).admin_token or ""
+        for token in (hashed, "s3cret")
+    )
+    assert [is_token(b"s3cret", token) for token in (known, plain)] == [True, True]
+    assert [is_token(hashed.encode(), token) for token in (known, plain)] == [False, False]
+    assert not is_token(hashed.removeprefix("sha256:").encode(), known)
+    secrets = {secret_of(Settings(Fleet(), admin_token=token)) for token in (known, plain)}
+    assert len(secrets) == 1
+    with pytest.raises(ConfigError, match="64 hexadecimal digits"):
+        read(tmp_path, CELLS, {"CELLGATE_ADMIN_TOKEN": "sha256:s3cret"})
 
 
 def test_a_gate_comes_to_redis_as_the_environment_says_before_the_file(tmp_path: Path) -> None:

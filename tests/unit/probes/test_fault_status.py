@@ -139,23 +139,48 @@ def test_an_engine_without_it_is_hardly_asked(
 
 
 class Ranks:
-    """The API servers of two ranks. `heal` is called with the number of each round that was begun."""
+    """The API servers of two ranks. `take` is called with each rank that was asked while unhealthy, and gives
+    what it and the others say from then on; one that is healthy refuses.
+    """
 
-    def __init__(self, heal: Callable[[int], dict[str, str]]) -> None:
-        self.heal = heal
+    def __init__(self, take: Callable[[Ranks, str], None]) -> None:
+        self.take = take
         self.said = {"": "unhealthy", "n1": "unhealthy"}
+        self.failed: dict[str, str] = {}
         self.asked: list[tuple[str, Any]] = []
+        self.polls = 0
 
     def fetch(self, node: str) -> Fetch:
         async def ask(method: str, target: str, *, body: bytes = b"", timeout_s: float) -> Reply:
             if method == "GET":
-                return page(self.said[node]) if target == OLD else reply(404)
+                self.polls += not node
+                return self._page(node) if target == OLD else reply(404)
             self.asked.append((f"{node}{target}", orjson.loads(body)))
-            if node == "n1":
-                self.said |= self.heal(len(self.asked) // 2)
-            return reply(202)
+            own = f"own-{len(self.asked)}"
+            if self.said[node] == "healthy":
+                self.failed[node] = own
+            else:
+                self.take(self, node)
+            return reply(202, orjson.dumps({"message": "accepted", "request_id": own}))
 
         return cast(Fetch, ask)
+
+    def fail(self, node: str) -> None:
+        """What the rank was asked last has failed."""
+        self.failed[node] = f"own-{len(self.asked)}"
+
+    def rounds(self) -> list[list[str]]:
+        """Which ranks were asked in each round."""
+        found = dict[str, list[str]]()
+        for target, body in self.asked:
+            found.setdefault(body["request_id"], []).append(target.removesuffix("/fault_tolerance/apply"))
+        return list(found.values())
+
+    def _page(self, node: str) -> Reply:
+        engine = {"id": 0, "status": self.said[node]}
+        if node in self.failed:
+            engine |= {"last_ft_request_id": self.failed[node], "ft_error": "Worker failed"}
+        return reply(200, orjson.dumps({"schema_version": 1, "total_engines": 1, "engines": [engine]}))
 
     def retry(self, monkeypatch: pytest.MonkeyPatch) -> bool:
         """Whether all are healthy afterwards; without waiting."""
@@ -164,38 +189,86 @@ class Ranks:
         net = type("Net", (), {"fetch": lambda _self, _url: self.fetch("n1")})()
         transport = type("Transport", (), {"fetch": self.fetch(""), "net": cast(Net, net)})
         monkeypatch.setattr(rank_retry, "POLL_S", 0.0)
-        monkeypatch.setattr(rank_retry, "POLLS", 3)
         return asyncio.run(rank_retry.retry_ranks(cast(Any, state), cast(ProbeTransport, transport)))
 
 
 WELL = {"": "healthy", "n1": "healthy"}
 
 
-def test_all_ranks_are_asked_to_retry_as_one_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    ranks = Ranks(lambda _round: WELL)
+def heal(ranks: Ranks, node: str) -> None:
+    """The last of the two that are unhealthy."""
+    if node == "n1":
+        ranks.said = dict(WELL)
+
+
+def test_all_unhealthy_ranks_are_asked_to_retry_as_one_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = Ranks(heal)
     assert ranks.retry(monkeypatch)
-    (first, body), (second, same) = ranks.asked
-    assert (first, second) == ("/fault_tolerance/apply", "n1/fault_tolerance/apply")
-    assert body == same
-    assert (body["instruction"], len(body["request_id"])) == ("retry", 36)
+    assert ranks.rounds() == [["", "n1"]]
+    assert [body["instruction"] for _, body in ranks.asked] == ["retry", "retry"]
 
 
-def test_a_round_that_fails_is_tried_again_with_another_id_and_then_no_more(
+@pytest.mark.parametrize("late", ["", "n1"])
+def test_a_rank_that_is_healthy_is_asked_only_once_it_fails_as_well(
+    late: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM refuses it before; and it fails when the other one leaves their group for the retry."""
+
+    def leave(ranks: Ranks, node: str) -> None:
+        ranks.said = dict.fromkeys(WELL, "unhealthy") if node != late else dict(WELL)
+
+    ranks = Ranks(leave)
+    ranks.said[late] = "healthy"
+    assert ranks.retry(monkeypatch)
+    (asked,) = ranks.rounds()
+    assert asked == ["n1", ""] if late == "" else ["", "n1"]
+    assert ranks.failed == {}
+
+
+def test_a_rank_that_works_alone_is_asked_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = Ranks(lambda ranks, node: ranks.said.update({node: "healthy"}))
+    ranks.said["n1"] = "healthy"
+    assert ranks.retry(monkeypatch)
+    assert ranks.rounds() == [[""]]
+
+
+def test_a_round_ends_when_a_rank_says_that_it_has_failed_and_another_one_is_begun(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    ranks = Ranks(lambda number: WELL if number == 2 else {})
+    def second(ranks: Ranks, node: str) -> None:
+        if len(ranks.rounds()) == 2:
+            heal(ranks, node)
+        elif node == "n1":
+            ranks.fail(node)
+
+    ranks = Ranks(second)
     assert ranks.retry(monkeypatch)
-    assert len({body["request_id"] for _, body in ranks.asked}) == 2
-    hopeless = Ranks(lambda _round: {})
+    assert ranks.rounds() == [["", "n1"]] * 2
+    assert ranks.polls < 10, "it did not wait for the end of the first round"
+    hopeless = Ranks(lambda ranks, node: ranks.fail(node))
     assert not hopeless.retry(monkeypatch)
-    assert len(hopeless.asked) == 2 * rank_retry.ROUNDS
+    assert hopeless.rounds() == [["", "n1"]] * rank_retry.ROUNDS
+
+
+def test_the_failure_of_an_earlier_round_does_not_end_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = Ranks(heal)
+    ranks.failed = {"": "of yesterday", "n1": "of yesterday"}
+    assert ranks.retry(monkeypatch)
+    assert len(ranks.rounds()) == 1
+
+
+def test_a_round_of_which_nothing_is_heard_ends_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rank_retry, "POLLS", 3)
+    silent = Ranks(lambda _ranks, _node: None)
+    assert not silent.retry(monkeypatch)
+    assert silent.rounds() == [["", "n1"]] * rank_retry.ROUNDS
 
 
 @pytest.mark.parametrize("said", [WELL, {"": "unhealthy", "n1": "dead"}])
 def test_nothing_is_asked_where_a_retry_cannot_help(
     monkeypatch: pytest.MonkeyPatch, said: dict[str, str]
 ) -> None:
-    ranks = Ranks(lambda _round: {})
+    ranks = Ranks(heal)
     ranks.said = said
     assert not ranks.retry(monkeypatch)
     assert ranks.asked == []
