@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from itertools import chain, islice
+from itertools import chain, islice, zip_longest
 from typing import NamedTuple
 
 from cellgate.router.kv_index import Cleared, Event, KvIndex, Lessons, Taught
@@ -527,13 +527,23 @@ class RemotePrefixes:
     def __len__(self) -> int:
         return len(self._recent) + len(self._older)
 
-    def take(self, unit: str, blocks: Iterable[int], now: float) -> None:
-        """Another gate tells that `unit` holds all that these blocks stand for."""
+    def take(self, unit: str, blocks: Iterable[int], now: float, *, is_old: bool = False) -> None:
+        """Another gate tells that `unit` holds all that these blocks stand for. What `is_old` goes first."""
         self.expire(now)
         self._asked = None
-        bit, recent = self._bit(unit), self._recent
+        bit, known = self._bit(unit), self._older if is_old else self._recent
+        if is_old and len(known) >= HASHES_MAX // 2:
+            return
         for block in blocks:
-            recent[block] = recent.get(block, 0) | bit
+            known[block] = known.get(block, 0) | bit
+
+    def recent(self) -> Iterator[tuple[str, int]]:
+        """What was told of late, the newest first: units, and blocks that they hold."""
+        for block, units in list(reversed(self._recent.items())):
+            while units:
+                if name := self._names[(units & -units).bit_length() - 1]:
+                    yield name, block
+                units &= units - 1
 
     def match(self, blocks: Sequence[int]) -> Mapping[str, int]:
         """By unit: how many blocks at the beginning of a prompt are there; units with none are left out."""
@@ -593,9 +603,9 @@ class ProvenPrefixes:
 
     def __init__(self) -> None:
         self._pending: deque[Proven] = deque(maxlen=REMOTE_PENDING_MAX)
-        self._reported: dict[str, set[int]] = {}
-        self._reported_before: dict[str, set[int]] = {}
-        """By unit: what was reported in this generation, and in the one before."""
+        self._reported: dict[str, dict[int, None]] = {}
+        self._reported_before: dict[str, dict[int, None]] = {}
+        """By unit: what was reported in this generation, and in the one before; the newest last."""
         self._count = 0
         self._turned_at = 0.0
 
@@ -621,16 +631,25 @@ class ProvenPrefixes:
         rows = list(reversed(self._pending))
         self._pending.clear()
         for unit, block in chain(_ends(rows), _steps(rows)):
-            reported = self._reported.setdefault(unit, set())
+            reported = self._reported.setdefault(unit, {})
             if block in reported or block in self._reported_before.get(unit, ()):
                 continue
-            reported.add(block)
+            reported[block] = None
             news.setdefault(unit, []).append(block)
             most -= 1
             self._count += 1
             if most <= 0:
                 break
         return news
+
+    def reported(self) -> Iterator[tuple[str, int]]:
+        """What was reported of late, of all units in turn the newest first."""
+        for generation in (self._reported, self._reported_before):
+            units = list(generation)
+            for row in zip_longest(*[list(reversed(generation[unit])) for unit in units]):
+                yield from (
+                    (unit, block) for unit, block in zip(units, row, strict=True) if block is not None
+                )
 
 
 def _ends(rows: Iterable[Proven]) -> Iterator[tuple[str, int]]:

@@ -54,6 +54,7 @@ class Gate:
         """What this gate told the others last, by unit."""
         self.prefixes: PrefixSharing | None = None
         """What it tells of prefix caches, where there is another gate."""
+        self._beats = 0
         self.document: bytes | None = None
         self.told_bytes: list[int] = []
         """By heartbeat: how large what it told of prefix caches was."""
@@ -260,6 +261,10 @@ class Gate:
         """As RedisLink writes and reads what PrefixSharing tells."""
         if self.prefixes is None:
             self.prefixes = PrefixSharing(self.board, str(self.number), _Known(""), lambda: self.world.now)
+        self._beats += 1
+        self.prefixes.received_beats(
+            {str(peer.number): peer._beats for peer in self.peers if peer is not self}
+        )
         self.document, _ = self.prefixes.document()
         self.told_bytes.append(len(self.document or b""))
         for peer in self.peers:

@@ -67,8 +67,8 @@ class RankedEngine:
         await self._session.close()
 
     def fail(self, error: str = "RuntimeError", *, is_late: bool = False) -> None:
-        """An exception in the loop of a rank: the other one waits in the same collective, and fails too. Where
-        that `is_late`, only once the first one has left their group, as it does for a `retry`.
+        """An exception in the loop of a rank: the other one waits in the same collective, and fails too.
+        Where that `is_late`, only once the first one has left their group, as it does for a `retry`.
         """
         self.status, self.info = [UNHEALTHY, HEALTHY if is_late else UNHEALTHY], error
         self._works.clear()

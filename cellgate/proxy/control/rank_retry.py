@@ -128,6 +128,6 @@ async def _ask(fetch: Fetch, path: str, name: str) -> str:
         return ""
     if reply.status not in RANK_ACCEPTED:
         return ""
-    told = parsed(reply.body)
-    own = told.get("request_id") if isinstance(told, dict) else None
+    answered = parsed(reply.body)
+    own = answered.get("request_id") if isinstance(answered, dict) else None
     return own if isinstance(own, str) and own else name

@@ -307,6 +307,7 @@ class RedisLink:
         self, commands: RedisCommands, prefixes: PrefixSharing, beats: Mapping[str, Beat]
     ) -> None:
         """Read the hashes of others: of those whose beat says that there are some, or who have no beat."""
+        prefixes.received_beats({gate: beat.number for gate, beat in beats.items()})
         every = {member.gate async for member in in_turns(list(self._known))}
         gates = sorted(every - {self._gate})[:GATES_MAX]
         news = [gate for gate in gates if gate not in beats or beats[gate].has_prefixes]

@@ -13,7 +13,7 @@ from binascii import Error as Base64Error
 from binascii import a2b_base64
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
-from itertools import islice
+from itertools import chain, islice
 from secrets import token_hex
 from typing import Any, NamedTuple
 
@@ -180,19 +180,20 @@ class ReportReading:
 
 # Hashes of cached prompts that gates share: a JSON document for each gate. docs/redis.md describes it.
 #
-# It has hashes of blocks of prompts (request/prompt.py), by unit, that the gate has just proven there. Pure
-# except for the Board. Advisory like everything in Redis: a document that is invalid, or of a gate that does
-# not report the unit, is counted and ignored. A wrong one makes units look cheaper for some prompts, until
-# the cached tokens that their engines report correct that.
+# It has hashes of blocks of prompts (request/prompt.py), by unit, that the gate has just proven there. While
+# a gate is new it has what was told before, too (`again`): believed for less long and told no further, so
+# that nothing lives on because gates come and go. Pure except for the Board. Advisory like everything in
+# Redis: a document that is invalid, or of a gate that does not report the unit, is counted and ignored. A
+# wrong one makes units look cheaper for some prompts, until the cached tokens that engines report correct it.
 
 
 VERSION = 1
 HASHES_A_BEAT = 256
 """The most new hashes in one heartbeat: 3 kB."""
 BEATS = 2
-"""Each hash is published in this many heartbeats, because a reader misses one now and then."""
+"""Each new hash is published in this many heartbeats, because a reader misses one now and then."""
 SHARED_HASHES_MAX = 1024
-"""The most hashes that are read of one document."""
+"""The most hashes that are in one document, with those that were told before."""
 DOCUMENT_MAX = 64 * 1024
 GATES_MAX = 64
 """The most other gates whose documents are read."""
@@ -201,17 +202,20 @@ _BLOCK_BITS = 60
 PrefixDocument = dict[str, list[int]]
 
 
-def written(gate: str, reported: Mapping[str, list[int]]) -> bytes:
+def written(gate: str, reported: PrefixDocument, again: PrefixDocument) -> bytes:
     """The document."""
-    units = {
-        unit: b64encode(struct.pack(f"<{len(blocks)}Q", *blocks)).decode()
-        for unit, blocks in reported.items()
+    more = {"again": _packed(again)} if again else {}
+    return orjson.dumps({"v": VERSION, "gate": gate, "units": _packed(reported), **more})
+
+
+def _packed(hashes: PrefixDocument) -> dict[str, str]:
+    return {
+        unit: b64encode(struct.pack(f"<{len(blocks)}Q", *blocks)).decode() for unit, blocks in hashes.items()
     }
-    return orjson.dumps({"v": VERSION, "gate": gate, "units": units})
 
 
-def read(document: Any) -> tuple[str, PrefixDocument] | None:
-    """The gate and its hashes; None when the document is invalid."""
+def read(document: Any) -> tuple[str, PrefixDocument, PrefixDocument] | None:
+    """The gate, its new hashes, and those from before; None when the document is invalid."""
     try:
         found = (
             orjson.loads(document) if isinstance(document, bytes) and len(document) <= DOCUMENT_MAX else None
@@ -220,16 +224,18 @@ def read(document: Any) -> tuple[str, PrefixDocument] | None:
         return None
     if not isinstance(found, dict) or found.get("v") != VERSION:
         return None
-    gate, units = found.get("gate"), found.get("units")
-    if not isinstance(gate, str) or not isinstance(units, dict):
-        return None
-    reported, left = PrefixDocument(), SHARED_HASHES_MAX
-    for unit, text in units.items():
-        if (blocks := _blocks(text)) is None:
+    gate, left = found.get("gate"), SHARED_HASHES_MAX
+    hashes: list[PrefixDocument] = []
+    for units in (found.get("units"), found.get("again", {})):
+        if not isinstance(gate, str) or not isinstance(units, dict):
             return None
-        reported[unit] = blocks[:left]
-        left -= len(reported[unit])
-    return gate, reported
+        hashes.append({})
+        for unit, text in units.items():
+            if (blocks := _blocks(text)) is None:
+                return None
+            hashes[-1][unit] = blocks[:left]
+            left -= len(hashes[-1][unit])
+    return str(gate), hashes[0], hashes[1]
 
 
 class _Part(NamedTuple):
@@ -254,6 +260,29 @@ class PrefixSharing:
         """What was published in the last heartbeats."""
         self._received: dict[str, int] = {}
         """By gate: the hash of the document that was read last."""
+        self._numbers: dict[str, int] | None = None
+        """By gate: the number of its last heartbeat. None: this gate has not looked for others yet."""
+        self._again: Iterator[tuple[str, int]] = iter(())
+        self._again_of: dict[str, tuple[UnitState, tuple[str, float] | None]] = {}
+        """What is told again, and of which units, as their cases had it when that began."""
+
+    def received_beats(self, beats: Mapping[str, int]) -> None:
+        """The other gates have sent the heartbeats of these numbers. A new one is told what was told before:
+        by each gate what it has proven, and by the first of those that know it what others have.
+        """
+        known, self._numbers = self._numbers, dict(beats)
+        if known is None:
+            return
+        new = {gate for gate, number in beats.items() if number < known.get(gate, number + 1)}
+        if len(known) <= BEATS_READ:
+            # One that is away for a while is not new when it comes back.
+            self._numbers = known | self._numbers
+        if new:
+            is_first = all(self._gate < gate for gate in known.keys() & beats.keys() - new)
+            self._again = chain(self._proven.reported(), self.remote.recent() if is_first else ())
+            self._again_of = {
+                name: (state, state.case.restarted) for name, state in self._board.units.items()
+            }
 
     def document(self) -> tuple[bytes | None, int]:
         """What to publish in this heartbeat (None: nothing), and how many hashes are new."""
@@ -267,7 +296,18 @@ class PrefixSharing:
             # The cache of an earlier incarnation is gone.
             if part.unit_state.case.restarted == part.restarted and not part.unit_state.retired:
                 reported.setdefault(part.unit_state.unit.name, []).extend(part.hashes)
-        return (written(self._gate, reported) if reported else None), sum(len(part.hashes) for part in beat)
+        again = self._published_again()
+        document = written(self._gate, reported, again) if reported or again else None
+        return document, sum(len(part.hashes) for part in beat)
+
+    def _published_again(self) -> PrefixDocument:
+        again = PrefixDocument()
+        room = SHARED_HASHES_MAX - sum(len(part.hashes) for beat in self._beats for part in beat)
+        for unit, block in islice(self._again, room):
+            state, restarted = self._again_of.get(unit, (None, None))
+            if state is not None and state.case.restarted == restarted and not state.retired:
+                again.setdefault(unit, []).append(block)
+        return again
 
     def received(self, gate: str, document: Any) -> int | None:
         """Apply the document of another gate; returns the number of hashes. None: it is ignored."""
@@ -281,11 +321,12 @@ class PrefixSharing:
             self._received.clear()
         self._received[gate] = mark
         taken = 0
-        for unit, blocks in found[1].items():
-            state = self._board.units.get(unit)
-            if state is not None and self._is_of_now(state, gate):
-                self.remote.take(unit, blocks, self._now())
-                taken += len(blocks)
+        for hashes, is_old in ((found[1], False), (found[2], True)):
+            for unit, blocks in hashes.items():
+                state = self._board.units.get(unit)
+                if state is not None and self._is_of_now(state, gate):
+                    self.remote.take(unit, blocks, self._now(), is_old=is_old)
+                    taken += len(blocks)
         return taken
 
     def _is_of_now(self, state: UnitState, gate: str) -> bool:

@@ -32,6 +32,7 @@ from cellgate.router.board import Board, Consequence
 from cellgate.router.cost_model import BLOCK_BYTES, RemoteLoad
 from cellgate.router.nouns import Ask, Evidence, Fleet, Rules, Sign, Strength, Unit, Verdict
 from cellgate.router.poison import Ban, Bans
+from cellgate.router.prefix import REPORT_AGAIN_S
 from cellgate.router.unit_state import Lease
 from tests.unit.router.fleets import board_up, router_over
 
@@ -303,6 +304,112 @@ def test_each_hash_is_told_in_so_many_beats_and_then_no_more() -> None:
         assert document is not None
         assert len(document) < 6000
         assert new == HASHES_A_BEAT
+
+
+class Prefixes:
+    """Gates that tell each other of prefix caches, a heartbeat after the other."""
+
+    def __init__(self, *names: str) -> None:
+        self.names = names
+        self.beats: dict[str, int] = {}
+        self.gates: dict[str, PrefixGate] = {}
+        self.bytes: list[int] = []
+        for name in names[:-1]:
+            self.come(name)
+
+    def come(self, name: str) -> PrefixGate:
+        """A new process of a gate."""
+        gate = PrefixGate(name, *(other for other in self.names if other != name), seed=len(self.beats))
+        self.gates[name], self.beats[name] = gate, 0
+        return gate
+
+    def beat(self, times: int = 1) -> None:
+        for _ in range(times):
+            documents = {}
+            for name, gate in self.gates.items():
+                self.beats[name] += 1
+                documents[name], _ = gate.sharing.document()
+                self.bytes.append(len(documents[name] or b""))
+                gate.now += 0.25
+            for name, gate in self.gates.items():
+                gate.sharing.received_beats({other: at for other, at in self.beats.items() if other != name})
+                for other, document in documents.items():
+                    if other != name and document is not None:
+                        assert gate.sharing.received(other, document) is not None
+
+
+def held(gate: PrefixGate, unit: str, number: int) -> int:
+    return gate.board.held(gate.board.units[unit], prompt(number))
+
+
+@pytest.mark.parametrize("is_known", [False, True], ids=["new name", "known name"])
+def test_a_new_gate_is_told_what_those_before_it_know_also_of_one_that_is_gone(is_known: bool) -> None:
+    fleet = Prefixes("g1", "g2", "g3")
+    sent = {}
+    for number in range(30):
+        sent[number] = fleet.gates["g2" if number % 2 else "g1"].send(*prompt(number))
+        fleet.beat()
+    fleet.beat(BEATS)
+    # g2 is gone, and its successor has its name or another one.
+    del fleet.gates["g2"], fleet.beats["g2"]
+    new = fleet.come("g2" if is_known else "g3")
+    assert {held(new, unit, number) for number, unit in sent.items()} == {0}
+    fleet.beat(4)
+    assert {held(new, unit, number) for number, unit in sent.items()} == {40}
+    fleet.bytes.clear()
+    fleet.beat(4)
+    assert set(fleet.bytes) == {0}, "it is told once"
+
+
+def test_what_a_new_gate_is_told_fits_into_its_heartbeats_the_newest_first_and_ends() -> None:
+    fleet = Prefixes("g1", "g2")
+    old = fleet.gates["g1"]
+    fleet.beat()
+    sent = []
+    for number in range(600):
+        sent.append(old.send(*prompt(number)))
+        if number % 10 == 9:
+            fleet.beat()
+    new = fleet.come("g2")
+    fleet.bytes.clear()
+    fleet.beat(2)
+    assert held(new, sent[-1], 599) == 40 > held(new, sent[0], 0)
+    fleet.beat(40)
+    assert held(new, sent[0], 0) == 40
+    assert 0 < max(fleet.bytes) < 12_000
+    assert fleet.bytes[-2:] == [0, 0]
+
+
+def test_however_often_gates_seem_new_a_heartbeat_has_no_more_and_nothing_lives_on() -> None:
+    """Whoever may write there can say that a gate has come, four times a second."""
+    gate = PrefixGate("g1", "g2")
+    gate.sharing.received_beats({})
+    unit = gate.send(*prompt(1))
+    gate.sharing.document()
+    other = PrefixGate("g2", "g1")
+    taken_s = []
+    for beat in range(4 * 700):
+        gate.sharing.received_beats({"g2": -beat})
+        document, _ = gate.sharing.document()
+        assert len(document or b"") < 12_000
+        if document is not None and other.sharing.received("g1", document) is not None:
+            taken_s.append(beat / 4)
+        gate.now += 0.25
+        other.now += 0.25
+        other.sharing.remote.expire(other.now)
+    assert taken_s[-1] < 2 * REPORT_AGAIN_S + 1.0
+    assert held(other, unit, 1) == 0
+
+
+def test_a_unit_that_restarts_while_a_new_gate_is_told_is_told_of_no_more() -> None:
+    fleet = Prefixes("g1", "g2")
+    unit = fleet.gates["g1"].send(*prompt(1))
+    fleet.beat(BEATS + 1)
+    new = fleet.come("g2")
+    fleet.gates["g1"].sharing.received_beats({"g2": 0})
+    fleet.gates["g1"].start(unit, "2")
+    fleet.beat(4)
+    assert held(new, unit, 1) == 0
 
 
 @pytest.mark.parametrize("is_configured", [True, False])
