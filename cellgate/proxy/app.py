@@ -62,13 +62,13 @@ from cellgate.proxy.ingress.haproxy import HaproxyAgent
 from cellgate.proxy.observe.access_log import AccessLog, stdout_sink
 from cellgate.proxy.observe.defects import DEFECTS, report_defect
 from cellgate.proxy.observe.events import Action, EventLog
-from cellgate.proxy.observe.exposition import AccessLogMetrics, AgentCheckMetrics
+from cellgate.proxy.observe.exposition import access_log_metrics, agent_check_metrics
 from cellgate.proxy.observe.helpers import HelperTrouble
 from cellgate.proxy.observe.log import configure, log_line
 from cellgate.proxy.observe.text import unsaid_ports
 from cellgate.proxy.process import listeners as descriptors
 from cellgate.proxy.process import signals
-from cellgate.proxy.process.certificates import CertificateMetrics, Expiry, shown_by_helpers, trouble_of
+from cellgate.proxy.process.certificates import Expiry, certificate_metrics, shown_by_helpers, trouble_of
 from cellgate.proxy.process.listeners import gate_name
 from cellgate.proxy.process.memory import (
     Garbage,
@@ -144,7 +144,7 @@ class App:
         self._operator = self._make_operator() if settings.has_operator else None
         self._refused: tuple[str, ...] = ()
         plane.helpers.watch(self._tls_and_configuration)
-        plane.metrics.include(CertificateMetrics(self._expiries))
+        plane.metrics.include(partial(certificate_metrics, self._expiries))
         self._admin = AdminPort(self._view(), shared_status, tls.admin)
         self._agent = HaproxyAgent(
             plane.board, plane.now, plane.is_stopping, plane.peers.trusts, plane.balancers
@@ -185,7 +185,7 @@ class App:
         listeners = partial(listening_for, self._listeners)
         await self._add(Part(self._admin.close, lambda: self._admin.open(listeners(ADMIN)), self._admin.tick))
         if settings.agent_check is not None:
-            agent, counts = self._agent, AgentCheckMetrics(self._agent)
+            agent, counts = self._agent, partial(agent_check_metrics, self._agent)
             await self._add(Part(agent.close, lambda: agent.start(listeners(AGENT_CHECK)), metrics=counts))
         # Last, because the previous gate may kill this one until it knows that clients are accepted.
         if await self._let_clients_in(self._signals):
@@ -458,7 +458,7 @@ class Gate:
     def __init__(self, plane: Plane, gateway: Gateway) -> None:
         self.plane = plane
         self.gateway = plane.front = gateway
-        plane.metrics.include(AccessLogMetrics(gateway.log_dropped))
+        plane.metrics.include(partial(access_log_metrics, gateway.log_dropped))
 
     async def start(self, tls: ssl.SSLContext | None = None) -> None:
         """Listen and start the probes. Raises OSError when the address is not available."""
@@ -633,7 +633,7 @@ async def run_control(start: ControlStart) -> int:
 
     starter = Starter(channel.notify, channel.ready, channel.reloaded, channel.on_signal, os.getppid())
     app = App(settings, start.reload, start.tls, listeners, control, shared_status, let_clients_in, starter)
-    plane.metrics.include(WorkerMetrics(control, start.restarts))
+    plane.metrics.include(WorkerMetrics(control, start.restarts).collect)
     plane.ticker.looks.append(start.beat)
     start.beat(plane.now())
     meetings: set[asyncio.Task[None]] = set()

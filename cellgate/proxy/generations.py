@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from cellgate.proxy.http.client import ResponseClient
     from cellgate.proxy.http.request import Request
     from cellgate.proxy.observe.access_log import Finished
-    from cellgate.proxy.observe.counters import ResumeResult
     from cellgate.proxy.request.ports import Reports
     from cellgate.router.cost_model import Usage
     from cellgate.router.unit_state import Lease
@@ -49,19 +48,15 @@ def watch(gateway: Gateway) -> None:
     gateway.observe = Generations(gateway).observers
 
 
-class Generation:
-    """One of them, an Observer."""
+class Generation(Observer):
+    """One of them."""
 
-    __slots__ = ("_engine", "_is_stream", "_model", "_operation", "_reports", "_tokens", "unit_lines")
+    __slots__ = ("_engine", "_is_stream", "_model", "_operation", "_reports", "_tokens")
 
     def __init__(self, operation: str, reports: Reports) -> None:
         self._operation = operation
         self._reports = reports
         self._engine, self._model, self._is_stream, self._tokens = GATE, "", False, 0
-        self.unit_lines = b""
-
-    def waited(self, since: float, until: float) -> None:
-        """It was queued."""
 
     def attempted(self, lease: Lease, _before: int) -> None:
         """An attempt on a unit begins. What no unit lists is a client's word, and names no series."""
@@ -70,24 +65,9 @@ class Generation:
         self._model = model if model in state.models else ""
         self._is_stream = lease.ask.stream
 
-    def replied(self, status: int) -> None:
-        """The unit has sent the head of its reply."""
-
-    def failing(self, code: str) -> None:
-        """The attempt in flight fails, for this reason."""
-
-    def attempt_over(self, lease: Lease, outcome: Outcome, at: float) -> None:
-        """The attempt in flight is over."""
-
     def completed(self, usage: Usage | None) -> None:
         """A generation has ended, whole."""
         self._tokens = 0 if usage is None else usage.answer_tokens
-
-    def broke(self, unit: str, at: float) -> None:
-        """A unit broke its answer after the commit."""
-
-    def settled(self, result: ResumeResult) -> None:
-        """The result of the first break without a result is known."""
 
     def over(self, record: Finished, _at: float) -> None:
         """The response has ended. Of an answer in one piece nobody knows when its first token was there."""

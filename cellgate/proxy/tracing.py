@@ -69,7 +69,7 @@ from cellgate.proxy.observe.defects import report_defect
 from cellgate.proxy.observe.gen_ai import GenAiMetrics, GenAiSeries
 from cellgate.proxy.observe.helpers import LAST_WORDS
 from cellgate.proxy.observe.log import Level, log_line
-from cellgate.proxy.request.ports import TracedRequest
+from cellgate.proxy.request.ports import Observer, TracedRequest
 from cellgate.proxy.request.routes import RouteKind, find_route, template
 from cellgate.router.cost_model import Usage
 from cellgate.router.nouns import Outcome
@@ -79,7 +79,6 @@ if TYPE_CHECKING:
     from cellgate.proxy.gateway import Gateway
     from cellgate.proxy.http.client import ResponseClient
     from cellgate.proxy.http.request import Request
-    from cellgate.proxy.request.ports import Observer
 
 
 EXPORT_TIMEOUT_S = 5.0
@@ -215,8 +214,8 @@ def header_lines(context: Context) -> bytes:
     return b"".join(f"{name}: {value}\r\n".encode("latin-1") for name, value in carrier.items())
 
 
-class Trace:
-    """The trace of one request, an Observer. `request` is its span, `ahead_s` how far the wall clock is ahead
+class Trace(Observer):
+    """The trace of one request. `request` is its span, `ahead_s` how far the wall clock is ahead
     of the loop's.
 
     `unit_lines` are header lines for the unit of the attempt in flight. `traced` is told of it once it is

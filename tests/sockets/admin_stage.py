@@ -79,7 +79,7 @@ async def admin_port(token: str | None = None) -> AsyncIterator[Port]:
         none = cast("Any", None)
         port.poison = Containment(board, none, events, lambda: port.now, none, answered=len, ban_s=600.0)
         metrics = Metrics(board)
-        metrics.include(Exposition(metrics, waiting=lambda: 0, connections=dict))
+        metrics.include(Exposition(metrics, waiting=lambda: 0, connections=dict).collect)
         router = Router(board, PrefixAffinity(), random.Random(1), Queue(FairRules()))
         choice = RoutingExplain(
             router,

@@ -170,7 +170,7 @@ def _ask(connection: http.client.HTTPConnection, path: str) -> http.client.HTTPR
 def _view() -> AdminView:
     board, events = Board(Rules()), EventLog(lambda: 0.0, 2, lambda *_: None)
     metrics = Metrics(board)
-    metrics.include(Exposition(metrics, waiting=lambda: 0, connections=dict))
+    metrics.include(Exposition(metrics, waiting=lambda: 0, connections=dict).collect)
     return AdminView(
         board,
         events,

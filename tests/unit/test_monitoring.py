@@ -7,6 +7,7 @@ import json
 import re
 import runpy
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -16,25 +17,25 @@ import yaml
 from prometheus_client import Metric as Family
 from prometheus_client.parser import text_string_to_metric_families
 
-from cellgate.proxy.control.comparisons import NodeFactsMetrics
-from cellgate.proxy.control.containment import Containment, PoisonMetrics
+from cellgate.proxy.control.comparisons import node_facts_metrics
+from cellgate.proxy.control.containment import Containment, poison_metrics
 from cellgate.proxy.control.model_capacity import Capacity, Starts
-from cellgate.proxy.discovery.follow import Discovery, DiscoveryMetrics
+from cellgate.proxy.discovery.follow import Discovery, discovery_metrics
 from cellgate.proxy.ingress.haproxy import Balancers, HaproxyAgent
 from cellgate.proxy.observe.counters import Metrics
 from cellgate.proxy.observe.events import EventLog
 from cellgate.proxy.observe.exposition import (
-    AccessLogMetrics,
-    AgentCheckMetrics,
     Exposition,
-    NodeAgentMetrics,
-    PoolMetrics,
     Traffic,
+    access_log_metrics,
+    agent_check_metrics,
+    node_agent_metrics,
+    pool_metrics,
 )
 from cellgate.proxy.observe.helpers import Helpers
 from cellgate.proxy.observe.routing_metrics import RoutingMetrics
-from cellgate.proxy.process.certificates import CertificateMetrics, Expiry
-from cellgate.proxy.redis.link import RedisLink, RedisMetrics
+from cellgate.proxy.process.certificates import Expiry, certificate_metrics
+from cellgate.proxy.redis.link import RedisLink, redis_metrics
 from cellgate.proxy.workers.control_process import ControlProcess, WorkerMetrics, WorkerTotals
 from cellgate.router.board import Board
 from cellgate.router.nouns import (
@@ -72,30 +73,32 @@ def exposed() -> list[Family]:
     board.report(Load("a1", 1.0))
     metrics = Metrics(board)
     sides = {"client": 0, "unit": 0}
-    metrics.include(Exposition(metrics, waiting=lambda: 0, connections=lambda: sides))
-    metrics.include(Traffic(metrics))
+    metrics.include(Exposition(metrics, waiting=lambda: 0, connections=lambda: sides).collect)
+    metrics.include(Traffic(metrics).collect)
     metrics.finished(DONE)
     metrics.recoveries["a", "gave_up"] = 0
     events = EventLog(float, 2, log=lambda _level, _line: None)
     nobody = cast("Any", None)
-    metrics.include(PoisonMetrics(Containment(board, nobody, events, float, nobody, answered=len, ban_s=1.0)))
+    metrics.include(
+        partial(poison_metrics, Containment(board, nobody, events, float, nobody, answered=len, ban_s=1.0))
+    )
     routing = RoutingMetrics(board, Queue(FairRules()))
     routing.completed(board.open("a1", Ask(), 1.0, retry=False), None, 3)
-    metrics.include(routing)
+    metrics.include(routing.collect)
     workers = SimpleNamespace(totals={0: WorkerTotals()}, deaths=0, lost_attempts=0, accepting=int)
-    metrics.include(WorkerMetrics(cast("ControlProcess", workers), 0))
+    metrics.include(WorkerMetrics(cast("ControlProcess", workers), 0).collect)
     link = SimpleNamespace(state="", peers=lambda: 0, counts=Counter[str]())
-    metrics.include(RedisMetrics(cast("RedisLink", link), board))
+    metrics.include(partial(redis_metrics, cast("RedisLink", link), board))
     sources = SimpleNamespace(connected=lambda: {"file units.yaml": True})
-    metrics.include(DiscoveryMetrics(cast("Discovery", sources)))
+    metrics.include(partial(discovery_metrics, cast("Discovery", sources)))
     board.units["a1"].facts.nodes["a1-0"] = NodeFacts("a1", "a1-0", 1.0)
-    metrics.include(NodeFactsMetrics(board))
+    metrics.include(partial(node_facts_metrics, board))
     helpers = Helpers(events, float)
     helpers.watch(lambda: {"Redis": None})
     helpers.look()
-    metrics.include(helpers)
-    metrics.include(CertificateMetrics(lambda: [Expiry("tls.cert", "a.pem", 1.0)]))
-    metrics.include(NodeAgentMetrics(lambda: {("a1", "a1-0"): True}))
+    metrics.include(helpers.collect)
+    metrics.include(partial(certificate_metrics, lambda: [Expiry("tls.cert", "a.pem", 1.0)]))
+    metrics.include(partial(node_agent_metrics, lambda: {("a1", "a1-0"): True}))
     agent = HaproxyAgent(board, float, lambda: False, lambda _: True, Balancers())
     capacity, starts = Capacity(board, lambda _: None, float), Starts(board, lambda _: None)
     board.set_models(Models("a1", ("tiny",), 1.0))
@@ -103,10 +106,11 @@ def exposed() -> list[Family]:
     board.configure(Fleet(units=(*(each.unit for each in board), Unit("a2", "a", "http://a2"))), 2.0)
     capacity.tick(2.0)
     starts.tick(9000.0)
-    metrics.include(capacity)
-    metrics.include(starts)
-    for collector in (AgentCheckMetrics(agent), AccessLogMetrics(int), PoolMetrics(board, int)):
-        metrics.include(collector)
+    metrics.include(capacity.collect)
+    metrics.include(starts.collect)
+    metrics.include(partial(agent_check_metrics, agent))
+    metrics.include(partial(access_log_metrics, int))
+    metrics.include(partial(pool_metrics, board, int))
     return list(text_string_to_metric_families(asyncio.run(metrics.render()).decode()))
 
 

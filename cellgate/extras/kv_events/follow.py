@@ -3,7 +3,7 @@
 A unit that comes up is asked once for its publishers, unless they are configured. One that has none costs
 nothing more.
 
-In this order: `KvEventFollowers`, `RankFollower`, `KvEventMetrics`, `follow_kv_events`.
+In this order: `KvEventFollowers`, `RankFollower`, `kv_event_metrics`, `follow_kv_events`.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import aclosing, closing
 from dataclasses import dataclass, field
+from functools import partial
 
 import zmq
 from prometheus_client import Metric
-from prometheus_client.registry import Collector
 from xxhash import xxh3_64_intdigest
 
 from cellgate.extras.kv_events.wire import (
@@ -391,47 +391,41 @@ def _digest(message: EventBatch) -> int:
 FAULTS = ("broken", "disconnects", "gaps", "malformed", "restarts")
 
 
-class KvEventMetrics(Collector):
+def kv_event_metrics(following: KvEventFollowers) -> Iterator[Metric]:
     """What `following` follows."""
-
-    def __init__(self, following: KvEventFollowers) -> None:
-        self._following = following
-
-    def collect(self) -> Iterator[Metric]:
-        """All families."""
-        units = [(state.unit.name, known, counts) for state, known, counts in self._following]
-        yield gauge(
-            "kv_events_blocks",
-            "Blocks of the unit's KV cache that are known from its events, while these decide; else the gate "
-            "goes by belief, and it is 0.",
-            ("unit",),
-            (((unit,), len(known) if known.is_used() else 0) for unit, known, _ in units),
-        )
-        yield counter(
-            "kv_events_messages",
-            "Messages of KV events that were `applied`, and faults by kind; events that do not fit are "
-            "`strange`.",
-            ("unit", "result"),
-            (
-                row
-                for unit, known, counts in units
-                for row in [
-                    ((unit, "applied"), counts["messages"]),
-                    ((unit, "strange"), known.strange),
-                    *(((unit, f), counts[f]) for f in FAULTS),
-                ]
-            ),
-        )
-        yield counter(
-            "kv_events_prompts",
-            "Prompts sent to the unit that were looked for in its events, by whether they were found.",
-            ("unit", "result"),
-            (
-                row
-                for unit, known, _ in units
-                for row in (((unit, "found"), known.found), ((unit, "missed"), known.missed))
-            ),
-        )
+    units = [(state.unit.name, known, counts) for state, known, counts in following]
+    yield gauge(
+        "kv_events_blocks",
+        "Blocks of the unit's KV cache that are known from its events, while these decide; else the gate "
+        "goes by belief, and it is 0.",
+        ("unit",),
+        (((unit,), len(known) if known.is_used() else 0) for unit, known, _ in units),
+    )
+    yield counter(
+        "kv_events_messages",
+        "Messages of KV events that were `applied`, and faults by kind; events that do not fit are "
+        "`strange`.",
+        ("unit", "result"),
+        (
+            row
+            for unit, known, counts in units
+            for row in [
+                ((unit, "applied"), counts["messages"]),
+                ((unit, "strange"), known.strange),
+                *(((unit, f), counts[f]) for f in FAULTS),
+            ]
+        ),
+    )
+    yield counter(
+        "kv_events_prompts",
+        "Prompts sent to the unit that were looked for in its events, by whether they were found.",
+        ("unit", "result"),
+        (
+            row
+            for unit, known, _ in units
+            for row in (((unit, "found"), known.found), ((unit, "missed"), known.missed))
+        ),
+    )
 
 
 # KV events and a control plane.
@@ -442,4 +436,4 @@ def follow_kv_events(plane: Plane) -> Part:
     following = KvEventFollowers(
         plane.board, lambda state: plane.reach.probe_transport(state).fetch, plane.now
     )
-    return Part(following.close, tick=following.tick, metrics=KvEventMetrics(following))
+    return Part(following.close, tick=following.tick, metrics=partial(kv_event_metrics, following))

@@ -8,13 +8,14 @@ from __future__ import annotations
 import random
 from collections.abc import Collection
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import orjson
 
 from cellgate.extras.operator.leadership import Document, Leadership
 from cellgate.extras.operator.plan import Acting, Claim, Undecided
-from cellgate.extras.operator.recovery import ActingMetrics
+from cellgate.extras.operator.recovery import acting_metrics
 from cellgate.extras.operator.roll_plan import RollStore, UndecidedRoll
 from cellgate.extras.operator.shared_roll import SCOPE, SharedRoll
 from cellgate.proxy.observe.events import Action
@@ -72,7 +73,7 @@ def agree(plane: Plane, access: RedisAccess, gate: str) -> Agreement:
     )
     claims, rolls = ClaimSharing(leadership), SharedRoll(leadership)
     leadership.start()
-    plane.metrics.include(ActingMetrics(leadership.scopes, leadership.leads))
+    plane.metrics.include(partial(acting_metrics, leadership.scopes, leadership.leads))
     return Agreement(claims, rolls)
 
 

@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from prometheus_client import Metric
-from prometheus_client.registry import Collector
 
 from cellgate.extras.operator.action_settings import AlbTarget
 from cellgate.proxy.ingress.haproxy import STEADY, AgentReply, ServerState, gate_reply
@@ -122,19 +121,13 @@ class AlbWeight:
         return done
 
 
-class AlbMetrics(Collector):
+def alb_metrics(alb: AlbWeight) -> Iterator[Metric]:
     """The weight of this gate's target group at a load balancer of AWS."""
-
-    def __init__(self, alb: AlbWeight) -> None:
-        self._alb = alb
-
-    def collect(self) -> Iterator[Metric]:
-        """All families."""
-        if self._alb.weight is not None:
-            text = "The weight of this gate's target group at the load balancer, as last seen or set."
-            yield gauge("alb_weight", text, (), [((), self._alb.weight)])
-        text = "Looks at the load balancer's rule, or changes of it, that failed."
-        yield counter("alb_failures", text, (), [((), self._alb.failures)])
+    if alb.weight is not None:
+        text = "The weight of this gate's target group at the load balancer, as last seen or set."
+        yield gauge("alb_weight", text, (), [((), alb.weight)])
+    text = "Looks at the load balancer's rule, or changes of it, that failed."
+    yield counter("alb_failures", text, (), [((), alb.failures)])
 
 
 # The actions of a rule of AWS's Application Load Balancer, with another weight of one target group. Pure.

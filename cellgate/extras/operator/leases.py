@@ -20,13 +20,14 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import orjson
 
 from cellgate.extras.operator.action_settings import LeasePlace
 from cellgate.extras.operator.plan import Acting, Claim, NotActingError
-from cellgate.extras.operator.recovery import ActingMetrics
+from cellgate.extras.operator.recovery import acting_metrics
 from cellgate.proxy.observe.events import Action
 from cellgate.proxy.observe.log import utc
 from cellgate.proxy.orchestrators import (
@@ -376,5 +377,5 @@ def agree_by_leases(plane: Plane, place: LeasePlace, gate: str) -> Acting:
 
     leases = KubernetesLeases(place, gate, plane.now, on_acting)
     leases.start()
-    plane.metrics.include(ActingMetrics(leases.cells, leases.acts_for))
+    plane.metrics.include(partial(acting_metrics, leases.cells, leases.acts_for))
     return leases

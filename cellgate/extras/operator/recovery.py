@@ -5,7 +5,7 @@
 3. Where gates agree on who acts, an attempt is claimed right before its action (leases.py).
 4. Time, action and log are passed in, so that a simulation can replace them.
 
-In this order: `Recovery`, `incident`, `reason_to_wait`, `ActingMetrics`, `attend`.
+In this order: `Recovery`, `incident`, `reason_to_wait`, `acting_metrics`, `attend`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from prometheus_client import Metric
-from prometheus_client.registry import Collector
 
 from cellgate.extras.operator import plan
 from cellgate.extras.operator.action_settings import Remedy
@@ -445,19 +444,10 @@ def reason_to_wait(board: Board, now: float, *, stopping: bool, gate_fault: bool
 # Metrics of the agreement of gates on who acts.
 
 
-class ActingMetrics(Collector):
+def acting_metrics(cells: Callable[[], Collection[str]], acts_for: Callable[[str], bool]) -> Iterator[Metric]:
     """For which cells this gate acts, of those that it stands for."""
-
-    def __init__(self, cells: Callable[[], Collection[str]], acts_for: Callable[[str], bool]) -> None:
-        self._cells = cells
-        self._acts_for = acts_for
-
-    def collect(self) -> Iterator[Metric]:
-        """One family."""
-        text = "1 while this gate is the one that acts on units of the cell that stay DOWN."
-        yield gauge(
-            "acting", text, ("cell",), (((cell,), self._acts_for(cell)) for cell in sorted(self._cells()))
-        )
+    text = "1 while this gate is the one that acts on units of the cell that stay DOWN."
+    yield gauge("acting", text, ("cell",), (((cell,), acts_for(cell)) for cell in sorted(cells())))
 
 
 # Ties recovery to a control plane, its processes and the network. The one place that knows them all.

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 
 from cellgate.extras.operator.actions import action_runner
-from cellgate.extras.operator.alb import AlbMetrics, AlbWeight
+from cellgate.extras.operator.alb import AlbWeight, alb_metrics
 from cellgate.extras.operator.plan import Acting, Alone
 from cellgate.extras.operator.recovery import attend
 from cellgate.extras.operator.roll_plan import Order, OrderError, OwnRoll, RollStore, verb_of
@@ -52,7 +52,7 @@ class Operator:
         self._alb: AlbWeight | None = None
         if settings.alb is not None:
             self._alb = AlbWeight(settings.alb, plane.board, plane.now, plane.is_stopping, plane.events)
-            plane.metrics.include(AlbMetrics(self._alb))
+            plane.metrics.include(partial(alb_metrics, self._alb))
 
     def start(self, courses: Mapping[str, Any] | None) -> None:
         """Needs a running loop. `courses` are the recoveries that were under way at the previous gate."""

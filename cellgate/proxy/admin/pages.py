@@ -57,7 +57,7 @@ from cellgate.proxy.ingress.reports import (
 )
 from cellgate.proxy.observe.counters import PLAIN, Metrics
 from cellgate.proxy.observe.events import Action, EventLog, EventRecord
-from cellgate.proxy.observe.exposition import PoolMetrics
+from cellgate.proxy.observe.exposition import pool_metrics
 from cellgate.proxy.observe.log import log_line
 from cellgate.proxy.process.listeners import tls_options
 from cellgate.router.board import Board
@@ -534,8 +534,8 @@ class _Admin:
 
     async def metrics_of_pool(self, _request: web.BaseRequest, _name: str) -> web.Response:
         """The gate as one engine, for an endpoint picker."""
-        pool = PoolMetrics(self._view.board, self._view.queue_size)
-        return reply(PLAIN.encode(pool), content_type=PLAIN.content_type)
+        pool = pool_metrics(self._view.board, self._view.queue_size)
+        return reply(PLAIN.text(pool), content_type=PLAIN.content_type)
 
     async def units(self, _request: web.BaseRequest, _name: str) -> web.Response:
         """All units, in the order of the configuration."""

@@ -22,17 +22,15 @@ from cellgate.proxy.process.signals import Signature, signature
 from cellgate.proxy.process.tasks import end_tasks
 from cellgate.proxy.request.one_meaning import models_in_query
 from cellgate.proxy.request.routes import IN_PATH, NOWHERE, find_route, model_in
-from cellgate.proxy.request.services import OPEN_ROUTES, KeyedRequest
+from cellgate.proxy.request.services import OPEN_ROUTES, Admission, KeyedRequest
 from cellgate.router.nouns import Ask, Outcome
 
 if TYPE_CHECKING:
     from cellgate.proxy.admission.web_tokens import WebTokens
     from cellgate.proxy.http.request import Request
     from cellgate.proxy.observe.access_log import Finished
-    from cellgate.proxy.observe.counters import ResumeResult
     from cellgate.proxy.request.ports import Charge
     from cellgate.proxy.request.routes import ModelPlace
-    from cellgate.router.unit_state import Lease
 from cellgate.proxy.admission.token_estimator import FORGET_S, NOVICE, TokenEstimators
 from cellgate.router.cost_model import Usage
 
@@ -323,12 +321,8 @@ _TO_PAYER = slice(_TENANT + 1, Ask._fields.index("payer"))
 _new = tuple.__new__
 
 
-class KeyAdmission:
-    """That of one request, which came at `at` (seconds since 1970). `digest` is that of what it has shown. It
-    observes the request (request/ports.py), to account for it.
-    """
-
-    unit_lines: bytes = b""
+class KeyAdmission(Admission):
+    """That of one request, which came at `at` (seconds since 1970). `digest` is that of what it has shown."""
 
     __slots__ = (
         "_asked",
@@ -525,29 +519,6 @@ class KeyAdmission:
         if reported is None:
             return 0, 0, None
         return reported.prompt_tokens, reported.answer_tokens, reported if type(reported) is Usage else None
-
-    # -- what else it observes -----------------------------------------------------------------------------
-
-    def attempted(self, lease: Lease, before: int) -> None:
-        """A unit was found."""
-
-    def waited(self, since: float, until: float) -> None:
-        """It was queued."""
-
-    def replied(self, status: int) -> None:
-        """The unit has sent the head of its reply."""
-
-    def failing(self, code: str) -> None:
-        """The attempt in flight fails."""
-
-    def attempt_over(self, lease: Lease, outcome: Outcome, at: float) -> None:
-        """The attempt in flight is over."""
-
-    def broke(self, unit: str, at: float) -> None:
-        """A unit broke its answer."""
-
-    def settled(self, result: ResumeResult) -> None:
-        """The result of the break is known."""
 
 
 # The check of keys: finds the key of each request, and watches over those in flight.

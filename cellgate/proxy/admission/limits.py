@@ -23,7 +23,6 @@ from math import ceil, inf
 from typing import NamedTuple, Protocol
 
 from prometheus_client import Metric
-from prometheus_client.registry import Collector
 
 from cellgate.proxy.config.key_file import KeyRing, LimitRules, TokenPrice
 from cellgate.proxy.http.errors import Failure, FailureKind
@@ -581,7 +580,7 @@ OTHER = ""
 """The label of models that no configuration names."""
 
 
-class KeyCounts(Collector):
+class KeyCounts:
     """Counts in plain numbers. `models` gives the models of the configuration."""
 
     def __init__(self, models: Callable[[], frozenset[str]]) -> None:

@@ -3,7 +3,7 @@
 Each check takes what YAML (or a flag) gave and returns what Settings wants, or raises InvalidValueError.
 YAML's own surprises (a bare `off` is false, `name: 1` is a number) are met here.
 
-In this order: `InvalidValueError`, `size`, `text`, `address`, `readable_file`, `shown_to`, `word`,
+In this order: `InvalidValueError`, `size`, `text`, `address`, `readable_file`, `guardrail_url`, `word`,
 `check_certificates`, `quarter_of_memory`.
 """
 
@@ -15,7 +15,7 @@ import ipaddress
 import os
 import re
 import ssl
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -184,41 +184,38 @@ def flag(found: object) -> bool:
     return found
 
 
-def choice(what: str, found: object, choices: Collection[str]) -> str:
-    """One of `choices`; `what` says of what kind they are."""
-    if not isinstance(found, str) or found not in choices:
-        raise InvalidValueError(f"{what}: {', '.join(choices)}", did_you_mean(found, choices))
-    return found
+class OneOf:
+    """The check for one of some words; `what` says of what kind they are, `meaning` more to who edits a file.
+    YAML reads a bare `off` as false.
+    """
+
+    def __init__(self, what: str, words: Iterable[str], meaning: str = "") -> None:
+        self._what, self._words, self._meaning = what, tuple(words), meaning
+
+    def __call__(self, found: object) -> str:
+        word = "off" if found is False and "off" in self._words else found
+        if not isinstance(word, str) or word not in self._words:
+            raise InvalidValueError(
+                f"{self._what}: {', '.join(self._words)}", did_you_mean(found, self._words)
+            )
+        return word
+
+    def kind(self) -> dict[str, Any]:
+        """What it takes, as JSON Schema has it."""
+        words = {"enum": [*self._words, *([False] if "off" in self._words else [])]}
+        return words | ({"description": self._meaning} if self._meaning else {})
 
 
-def policy(found: object) -> str:
-    """The name of a policy."""
-    return choice("a policy", found, sorted(POLICIES))
-
-
-def role(found: object) -> Role:
-    """The role of a node."""
-    return Role(choice("a role", found, [role.value for role in Role]))
-
-
-def serving_role(found: object) -> str:
-    """What a unit does for requests."""
-    return choice("a role", found, get_args(ServingRole))
-
-
-def transfer(found: object) -> str:
-    """How units of a cell pass KV blocks to each other."""
-    return choice("a transfer", found, get_args(Transfer))
-
-
-def log_format(found: object) -> str:
-    """The format of the access log. YAML reads a bare `off` as false."""
-    return choice("a format", "off" if found is False else found, get_args(LogFormat))
-
-
-def on_revoke(found: object) -> str:
-    """What becomes of requests in flight whose key is revoked."""
-    return choice("what to do", found, get_args(OnRevoke))
+policy = OneOf("a policy", sorted(POLICIES))
+node_role = OneOf("a role", [role.value for role in Role])
+serving_role = OneOf("a role", get_args(ServingRole))
+transfer = OneOf("a transfer", get_args(Transfer))
+log_format = OneOf("a format", get_args(LogFormat), "false is how YAML reads off")
+on_revoke = OneOf("what to do", get_args(OnRevoke))
+kv_source = OneOf("an engine", KV_EVENTS_ENGINES)
+shown_to = OneOf("who gets them", get_args(ShownTo))
+guardrail_answer = OneOf("how it sees answers", get_args(GuardrailAnswer))
+guardrail_fail = OneOf("what follows without a verdict", get_args(GuardrailFail))
 
 
 def name(found: object) -> str:
@@ -371,11 +368,6 @@ def zmq_endpoint(found: object) -> str:
     return f"tcp://{target(host_port)}"
 
 
-def kv_source(found: object) -> str:
-    """The engine whose KV events they are."""
-    return choice("an engine", found, KV_EVENTS_ENGINES)
-
-
 def _root(text: str) -> str | None:
     """The URL as the gate keeps it, or None if it is more or less than a root."""
     match = _URL.fullmatch(text)
@@ -457,11 +449,6 @@ def pem_errors(expected: str) -> Iterator[None]:
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[a-z0-9.\[\]:_-]+", re.ASCII)
 
 
-def shown_to(found: object) -> str:
-    """Who gets header lines that tell of the gate's insides."""
-    return choice("who gets them", found, get_args(ShownTo))
-
-
 def guardrail_url(found: object) -> str:
     """Where a guardrail is asked: a page, or a Unix socket."""
     if isinstance(found, str) and found.startswith("unix:"):
@@ -469,17 +456,6 @@ def guardrail_url(found: object) -> str:
             raise InvalidValueError("unix:///PATH of a socket")
         return found
     return page(found)
-
-
-def guardrail_answer(found: object) -> str:
-    """How a guardrail sees answers."""
-    # YAML reads a bare off as false.
-    return choice("how it sees answers", "off" if found is False else found, get_args(GuardrailAnswer))
-
-
-def guardrail_fail(found: object) -> str:
-    """What follows without a verdict."""
-    return choice("what follows without a verdict", found, get_args(GuardrailFail))
 
 
 def origins(found: object) -> tuple[str, ...]:

@@ -11,18 +11,14 @@ In this order: `GuardrailKeys`, `FileKeys`, `json_schema`.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from enum import Enum
 from types import MappingProxyType
-from typing import Annotated, Any, get_args, get_type_hints
+from typing import Annotated, Any, get_type_hints
 
 from pydantic import AfterValidator, Field, PlainValidator, ValidationInfo, create_model, model_validator
 from pydantic.fields import FieldInfo
 
-from cellgate.policies import POLICIES
-from cellgate.probes import NODE_PROBES
-from cellgate.probes.engines import CANARIES, ENGINES
-from cellgate.probes.exporter import PRESETS
 from cellgate.proxy.config import checks, units
 from cellgate.proxy.config.checks import InvalidValueError, check_certificates, quarter_of_memory
 from cellgate.proxy.config.settings import (
@@ -46,7 +42,6 @@ from cellgate.proxy.config.settings import (
     Tls,
     TracingSettings,
 )
-from cellgate.proxy.config.sources import SOURCES
 from cellgate.proxy.config.units import (
     Discover,
     DiscoverKeys,
@@ -62,7 +57,7 @@ from cellgate.proxy.config.units import (
     section,
 )
 from cellgate.router.known_answers import KnownAnswerRules
-from cellgate.router.nouns import FIXED, Cell, Role, Rules, ServingRole, Transfer
+from cellgate.router.nouns import FIXED, Cell, Rules, Transfer
 from cellgate.router.queue import FairRules
 
 _MAY_BE_ZERO = {
@@ -178,8 +173,11 @@ class CellKeys(Keys, of=Cell):
         return {"units": [], **found} if isinstance(found, dict) and "discover" in found else found
 
 
+_FLEET_SOURCE = checks.OneOf("a source of all units", ["redis"])
+
+
 def fleet_source(found: object, info: ValidationInfo) -> str:
-    found = checks.choice("a source of all units", found, ["redis"])
+    found = _FLEET_SOURCE(found)
     if info.data.get("redis") is None:
         raise ValueError("requires the key redis as well")
     return found
@@ -309,10 +307,6 @@ def _kind(name: str, meaning: str = "", **bounds: object) -> Json:
     return {"type": name, **bounds} | ({"description": meaning} if meaning else {})
 
 
-def _one_of(words: Sequence[str]) -> Json:
-    return {"enum": list(words)}
-
-
 def _list_of(item: Json) -> Json:
     return {"type": "array", "items": item}
 
@@ -334,8 +328,6 @@ _SCHEMA_SIZE: Json = {
         _SCHEMA_VARIABLE,
     ],
 }
-_LOG_FORMATS: Json = {"enum": [*get_args(LogFormat), False], "description": "false is how YAML reads off"}
-
 KINDS: dict[Callable[..., Any], Json] = {
     checks.seconds: _kind("number", "seconds", exclusiveMinimum=0),
     checks.seconds_or_0: _kind("number", "seconds", minimum=0),
@@ -347,15 +339,7 @@ KINDS: dict[Callable[..., Any], Json] = {
     checks.text: _STRING,
     checks.headers: _list_of(_kind("string", "the name of a header line")),
     checks.flag: _kind("boolean"),
-    checks.policy: _one_of(sorted(POLICIES)),
-    checks.role: _one_of([role.value for role in Role]),
-    checks.serving_role: _one_of(get_args(ServingRole)),
-    checks.transfer: _one_of(get_args(Transfer)),
-    checks.log_format: _LOG_FORMATS,
     checks.guardrail_url: _kind("string", "http://HOST:PORT/PATH or unix:///PATH"),
-    checks.guardrail_answer: {"enum": [*get_args(GuardrailAnswer), False]},
-    checks.guardrail_fail: _one_of(get_args(GuardrailFail)),
-    checks.shown_to: _one_of(get_args(ShownTo)),
     checks.origins: _list_of(_kind("string", "an origin like https://app.example.com, or *")),
     checks.name: _kind("string", "letters, digits, '.', '_' and '-'", pattern=r"^[A-Za-z0-9$]"),
     checks.models: _list_of(_STRING),
@@ -371,26 +355,17 @@ KINDS: dict[Callable[..., Any], Json] = {
     checks.otlp_metrics: _PAGE,
     checks.url: _kind("string", "http://HOST:PORT or https://HOST:PORT without a path"),
     checks.zmq_endpoint: _kind("string", "tcp://HOST:PORT"),
-    checks.kv_source: _one_of(["vllm", "sglang"]),
     checks.readable_file: _FILE,
     checks.log_file: _FILE,
-    checks.on_revoke: _one_of(get_args(OnRevoke)),
     checks.token_in_file: _kind("string", "a file that holds the secret alone"),
     checks.admin_token_file: _kind("string", "a file that holds the token alone, or its hash"),
-    units.an_engine: _one_of(sorted(ENGINES)),
-    units.a_canary: _one_of(sorted(CANARIES)),
-    units.a_probe: _one_of(sorted(NODE_PROBES)),
-    units.a_preset: _one_of(sorted(PRESETS)),
     units.a_rule: _kind("string", "a rule such as node_load1 > 100"),
     units.a_service: _STRING,
-    units.source: _one_of(sorted(SOURCES)),
-    units.record: _one_of(["A", "AAAA", "SRV"]),
-    units.scheme: _one_of(["http", "https"]),
     units.selector: _STRING,
     checks.port: _PORT,
-    fleet_source: _one_of(["redis"]),
+    fleet_source: _FLEET_SOURCE.kind(),
 }
-"""What each check takes. A new check needs a line here."""
+"""What each check takes, if it is not one of some words. A new check needs a line here."""
 
 _MADE = {"word.<locals>.check": _STRING, "words.<locals>.check": _list_of(_STRING)}
 """The same of checks that checks.py makes."""
@@ -428,7 +403,7 @@ def _property(
     if f"{place}[]" in schema:
         return _list_of(_mapping(schema, kinds, f"{place}[]"))
     [check] = [each.func for each in field.metadata if isinstance(each, PlainValidator)]
-    kind = kinds.get(check) or _MADE[check.__qualname__]
+    kind = check.kind() if isinstance(check, checks.OneOf) else kinds.get(check) or _MADE[check.__qualname__]
     takes_variables = kind.get("type") in ("string", "array") or "anyOf" in kind
     taken = kind if takes_variables else {"anyOf": [kind, _SCHEMA_VARIABLE]}
     default = _shown(field.default)

@@ -23,31 +23,16 @@ from cellgate.probes.engines import CANARIES, ENGINES
 from cellgate.probes.exporter import PRESETS, RuleError, parse
 from cellgate.probes.nodes import NodeProbe
 from cellgate.proxy.config import checks
-from cellgate.proxy.config.checks import InvalidValueError, choice, weight, word, words
+from cellgate.proxy.config.checks import InvalidValueError, OneOf, weight, word, words
 from cellgate.proxy.config.extras import how_to_install
 from cellgate.proxy.config.settings import KV_EVENTS_PACKAGES, Split
 from cellgate.proxy.config.sources import PACKAGES, SOURCES, Source
 from cellgate.router.nouns import KvEvents, Node, Role, ServingRole, Unit
 
-
-def an_engine(found: object) -> str:
-    """The name of an inference engine."""
-    return choice("an engine", found, sorted(ENGINES))
-
-
-def a_canary(found: object) -> str:
-    """The API that a canary goes through."""
-    return choice("a canary", found, sorted(CANARIES))
-
-
-def a_probe(found: object) -> str:
-    """The kind of a node's probe."""
-    return choice("a probe", found, sorted(NODE_PROBES))
-
-
-def a_preset(found: object) -> str:
-    """The name of a preset of rules."""
-    return choice("a preset", found, sorted(PRESETS))
+an_engine = OneOf("an engine", sorted(ENGINES))
+a_canary = OneOf("a canary", sorted(CANARIES))
+a_probe = OneOf("a probe", sorted(NODE_PROBES))
+a_preset = OneOf("a preset", sorted(PRESETS))
 
 
 def a_rule(found: object) -> str:
@@ -161,7 +146,7 @@ class NodeKeys(Keys, of=Node):
     """One node of a unit."""
 
     name: Annotated[str, PlainValidator(checks.name)]
-    role: Annotated[Role, PlainValidator(checks.role)]
+    role: Annotated[Role, PlainValidator(checks.node_role), AfterValidator(Role)]
     agent: Annotated[str, PlainValidator(checks.target)]
     probes: Annotated[
         list[Annotated[NodeProbe, PlainValidator(_node_probe)]], AfterValidator(_each_of_its_own)
@@ -234,16 +219,7 @@ _SELECTOR = re.compile(r"[\w./() !=,-]{1,1024}", re.ASCII)
 # What may stand under `discover` of a cell: the name of a source, its keys, and those of all its units.
 
 
-def source(found: object) -> str:
-    return choice("a source", found, sorted(SOURCES))
-
-
-def record(found: object) -> str:
-    return choice("a record type", found, ["A", "AAAA", "SRV"])
-
-
-def scheme(found: object) -> str:
-    return choice("a scheme", found, ["http", "https"])
+source = OneOf("a source", sorted(SOURCES))
 
 
 def selector(found: object) -> str:
@@ -259,7 +235,7 @@ def _given(kind: Any) -> Any:
 
 _CHECKS: dict[str, Any] = {
     "host": word("the name to resolve"),
-    "record": record,
+    "record": OneOf("a record type", ("A", "AAAA", "SRV")),
     "server": checks.target,
     "path": word("a file name"),
     "name": word("the name of a LeaderWorkerSet"),
@@ -273,7 +249,7 @@ _CHECKS: dict[str, Any] = {
     "region": word("the name of a region"),
     "port": checks.port,
     "agent_port": checks.port,
-    "scheme": scheme,
+    "scheme": OneOf("a scheme", ("http", "https")),
 }
 
 

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from math import inf
 
 from prometheus_client import Metric
-from prometheus_client.registry import Collector
 
 from cellgate.probes.known_answer import KnownAnswer
 from cellgate.proxy.control.answer_pairs import AnswerPairs
@@ -328,31 +327,24 @@ def _text(record: AnswerRecord) -> str:
 _CHECK_RESULTS = ("same", "differs")
 
 
-class AnswerMetrics(Collector):
+def answer_metrics(board: Board, check: AnswerCheck) -> Iterator[Metric]:
     """What units say that they are, and whether they say the same."""
-
-    def __init__(self, board: Board, check: AnswerCheck) -> None:
-        self._board = board
-        self._check = check
-
-    def collect(self) -> Iterator[Metric]:
-        """All families."""
-        states, labels = list(self._board), ("unit", "cell")
-        yield gauge(
-            "unit_build_info",
-            "Constant 1; the labels are what the unit's engine says that it is.",
-            (*labels, "engine", "version", "fingerprint"),
-            (((s.unit.name, s.unit.cell, s.engine, s.build.version, s.build.fingerprint), 1) for s in states),
-        )
-        counts, none = self._check.counts, Counter[str]()
-        yield counter(
-            "known_answers",
-            "Answers of a unit to the known prompt, by result.",
-            ("unit", "result"),
-            (
-                ((s.unit.name, result), count)
-                for s in states
-                for result in _CHECK_RESULTS
-                if (count := counts.get(s.unit.name, none)[result])
-            ),
-        )
+    states, labels = list(board), ("unit", "cell")
+    yield gauge(
+        "unit_build_info",
+        "Constant 1; the labels are what the unit's engine says that it is.",
+        (*labels, "engine", "version", "fingerprint"),
+        (((s.unit.name, s.unit.cell, s.engine, s.build.version, s.build.fingerprint), 1) for s in states),
+    )
+    counts, none = check.counts, Counter[str]()
+    yield counter(
+        "known_answers",
+        "Answers of a unit to the known prompt, by result.",
+        ("unit", "result"),
+        (
+            ((s.unit.name, result), count)
+            for s in states
+            for result in _CHECK_RESULTS
+            if (count := counts.get(s.unit.name, none)[result])
+        ),
+    )

@@ -1,17 +1,17 @@
 """All that is found by comparing units: other builds or software, a place that failing units share, a rank
 that is behind.
 
-In this order: `Comparisons`, `DriftWatch`, `StackWatch`, `RankWatch`, `NodeFactsMetrics`, `CommonCauseWatch`.
+In this order: `Comparisons`, `DriftWatch`, `StackWatch`, `RankWatch`, `CommonCauseWatch`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import islice
 from math import inf
 
 from prometheus_client import Metric
-from prometheus_client.registry import Collector
 
 from cellgate.proxy.observe.counters import gauge
 from cellgate.proxy.observe.events import Action, EventLog
@@ -26,7 +26,7 @@ class Comparisons:
     """The comparisons of one gate. `observe` takes evidence."""
 
     def __init__(self, board: Board, events: EventLog, observe: Callable[[Evidence], object]) -> None:
-        self.metrics = NodeFactsMetrics(board)
+        self.metrics = partial(node_facts_metrics, board)
         self._watches = (
             DriftWatch(board, events),
             CommonCauseWatch(board, events),
@@ -231,42 +231,36 @@ class RankWatch:
 # Metrics of what the agents of nodes report of software and ranks.
 
 
-class NodeFactsMetrics(Collector):
+def node_facts_metrics(board: Board) -> Iterator[Metric]:
     """Of units whose agents or engines report: whose software differs, whose ranks say something."""
-
-    def __init__(self, board: Board) -> None:
-        self._board = board
-
-    def collect(self) -> Iterator[Metric]:
-        """All families."""
-        states = [state for state in self._board if state.facts.nodes]
-        faulty = [state for state in self._board if state.facts.faults]
-        yield gauge(
-            "unit_stack_drift",
-            "1 while the software differs: `unit`, of its own nodes; `cell`, from other units of its cell.",
-            ("unit", "cell", "within"),
-            (
-                ((state.unit.name, state.unit.cell, within), bool(words))
-                for state in states
-                for within, words in (("unit", state.facts.mixed), ("cell", state.facts.odd))
-            ),
-        )
-        yield gauge(
-            "unit_rank_findings",
-            "Findings of the agents on ranks, links and devices of the unit that are true now, at most 4.",
-            ("unit", "cell"),
-            (((state.unit.name, state.unit.cell), len(state.facts.ranks)) for state in states),
-        )
-        yield gauge(
-            "unit_rank_fault",
-            "1 for each rank that its engine says is not healthy, with the engine's word for it.",
-            ("unit", "cell", "rank", "status"),
-            (
-                ((state.unit.name, state.unit.cell, fault.rank, fault.status), True)
-                for state in faulty
-                for fault in state.facts.faults
-            ),
-        )
+    states = [state for state in board if state.facts.nodes]
+    faulty = [state for state in board if state.facts.faults]
+    yield gauge(
+        "unit_stack_drift",
+        "1 while the software differs: `unit`, of its own nodes; `cell`, from other units of its cell.",
+        ("unit", "cell", "within"),
+        (
+            ((state.unit.name, state.unit.cell, within), bool(words))
+            for state in states
+            for within, words in (("unit", state.facts.mixed), ("cell", state.facts.odd))
+        ),
+    )
+    yield gauge(
+        "unit_rank_findings",
+        "Findings of the agents on ranks, links and devices of the unit that are true now, at most 4.",
+        ("unit", "cell"),
+        (((state.unit.name, state.unit.cell), len(state.facts.ranks)) for state in states),
+    )
+    yield gauge(
+        "unit_rank_fault",
+        "1 for each rank that its engine says is not healthy, with the engine's word for it.",
+        ("unit", "cell", "rank", "status"),
+        (
+            ((state.unit.name, state.unit.cell, fault.rank, fault.status), True)
+            for state in faulty
+            for fault in state.facts.faults
+        ),
+    )
 
 
 # Reports units that are DOWN together because of a switch, a rack or a zone: one event for each of these.

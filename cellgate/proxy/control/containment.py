@@ -16,7 +16,6 @@ from math import inf
 from typing import Any, Protocol
 
 from prometheus_client import Metric
-from prometheus_client.registry import Collector
 
 from cellgate.proxy.config.limits import LIMITS, reached
 from cellgate.proxy.http.errors import Failure, FailureKind
@@ -508,29 +507,23 @@ def _entry(ban: Ban, now: float) -> dict[str, Any]:
     }
 
 
-class PoisonMetrics(Collector):
+def poison_metrics(containment: Containment) -> Iterator[Metric]:
     """The metrics of containment."""
-
-    def __init__(self, containment: Containment) -> None:
-        self._containment = containment
-
-    def collect(self) -> Iterator[Metric]:
-        """All families."""
-        contained = self._containment
-        counts = contained.counts
-        yield counter("poison_bans", "Prompts that this gate decided to refuse.", (), [((), counts["bans"])])
-        yield counter(
-            "poison_requests",
-            "Attempts that ended with the loss of their unit or its connection (`died`), requests ended "
-            "because units had died of their prompt, and those that were refused before a unit got them.",
-            ("result",),
-            [(("died",), counts["deaths"]), (("ended",), counts["ended"]), (("refused",), counts["refused"])],
-        )
-        suspects = sum(record.is_suspect for record in contained.ledger.records.values())
-        yield gauge(
-            "poison",
-            "Prompts that are refused now (`banned`), in flight when two units died and still "
-            "suspected (`suspect`), requests that wait until such a one is proven or cleared (`held`).",
-            ("state",),
-            [(("banned",), len(contained.bans)), (("suspect",), suspects), (("held",), contained.held)],
-        )
+    contained = containment
+    counts = contained.counts
+    yield counter("poison_bans", "Prompts that this gate decided to refuse.", (), [((), counts["bans"])])
+    yield counter(
+        "poison_requests",
+        "Attempts that ended with the loss of their unit or its connection (`died`), requests ended "
+        "because units had died of their prompt, and those that were refused before a unit got them.",
+        ("result",),
+        [(("died",), counts["deaths"]), (("ended",), counts["ended"]), (("refused",), counts["refused"])],
+    )
+    suspects = sum(record.is_suspect for record in contained.ledger.records.values())
+    yield gauge(
+        "poison",
+        "Prompts that are refused now (`banned`), in flight when two units died and still "
+        "suspected (`suspect`), requests that wait until such a one is proven or cleared (`held`).",
+        ("state",),
+        [(("banned",), len(contained.bans)), (("suspect",), suspects), (("held",), contained.held)],
+    )

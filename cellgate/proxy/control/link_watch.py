@@ -1,7 +1,7 @@
 """Applies what becomes of split requests to the links of their pairs, and reports links that fail or
 recover.
 
-In this order: `LinkWatch`, `PairTally`, `SplitMetrics`.
+In this order: `LinkWatch`, `PairTally`, `split_metrics`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from prometheus_client import Metric
-from prometheus_client.registry import Collector
 
 from cellgate.proxy.observe.counters import counter, gauge, summary
 from cellgate.proxy.observe.events import Action, EventLog
@@ -99,33 +98,26 @@ class PairTally:
 _PAIR = ("prefiller", "decoder")
 
 
-class SplitMetrics(Collector):
+def split_metrics(board: Board, counts: LinkWatch) -> Iterator[Metric]:
     """Renders the counts of one gate; nothing where no unit has a role."""
-
-    def __init__(self, board: Board, counts: LinkWatch) -> None:
-        self._board = board
-        self._counts = counts
-
-    def collect(self) -> Iterator[Metric]:
-        """All families."""
-        counts, pairs = self._counts, self._board.pairs
-        if not pairs.prefillers and not counts.steps:
-            return
-        yield counter(
-            "split_steps",
-            "Steps of split requests by what became of them; not_paying: those not split for that.",
-            (*_PAIR, "step"),
-            [*counts.steps.items(), (("", "", "not_paying"), pairs.not_paying)],
-        )
-        yield summary(
-            "transfer_seconds",
-            "Time from a decoder's request to its first token, after its prompt was computed elsewhere.",
-            _PAIR,
-            [(pair, tally.timed, tally.seconds) for pair, tally in counts.pairs.items()],
-        )
-        yield gauge(
-            "split_orphans",
-            "Computed prompts whose blocks are held for nobody.",
-            (),
-            [((), counts.unclaimed())],
-        )
+    counts, pairs = counts, board.pairs
+    if not pairs.prefillers and not counts.steps:
+        return
+    yield counter(
+        "split_steps",
+        "Steps of split requests by what became of them; not_paying: those not split for that.",
+        (*_PAIR, "step"),
+        [*counts.steps.items(), (("", "", "not_paying"), pairs.not_paying)],
+    )
+    yield summary(
+        "transfer_seconds",
+        "Time from a decoder's request to its first token, after its prompt was computed elsewhere.",
+        _PAIR,
+        [(pair, tally.timed, tally.seconds) for pair, tally in counts.pairs.items()],
+    )
+    yield gauge(
+        "split_orphans",
+        "Computed prompts whose blocks are held for nobody.",
+        (),
+        [((), counts.unclaimed())],
+    )

@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from prometheus_client import Metric
-from prometheus_client.registry import Collector
 
 from cellgate.proxy.ingress.reasons import why
 from cellgate.proxy.observe.counters import gauge
@@ -75,7 +74,7 @@ class _Model:
         return max([*ends[-1:], *within, len(self.serving)])
 
 
-class Capacity(Collector):
+class Capacity:
     """Of one gate. `tell` records an event."""
 
     def __init__(self, board: Board, tell: Callable[[Action], None], now: Callable[[], float]) -> None:
@@ -261,7 +260,7 @@ UNKNOWN_S = 1800.0
 STARTS_KEPT = 8
 
 
-class Starts(Collector):
+class Starts:
     """Of one gate."""
 
     def __init__(self, board: Board, tell: Callable[[Action], None]) -> None:

@@ -11,9 +11,8 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
-
-from prometheus_client.registry import Collector
 
 from cellgate.policies import POLICIES
 from cellgate.probes.base import Fetch
@@ -23,14 +22,14 @@ from cellgate.probes.served import ModelList
 from cellgate.proxy.admission.usage import Accounting
 from cellgate.proxy.config.settings import Peers, Settings, changes_of_unit, secret_of
 from cellgate.proxy.config.sources import RedisSource
-from cellgate.proxy.control.answer_check import AnswerCheck, AnswerMetrics
+from cellgate.proxy.control.answer_check import AnswerCheck, answer_metrics
 from cellgate.proxy.control.answer_pairs import AnswerPairs
 from cellgate.proxy.control.comparisons import Comparisons
-from cellgate.proxy.control.containment import Containment, PoisonMetrics
+from cellgate.proxy.control.containment import Containment, poison_metrics
 from cellgate.proxy.control.engine_control import EngineController
 from cellgate.proxy.control.full_engines import FullEngines
 from cellgate.proxy.control.hold_watch import HoldWatch
-from cellgate.proxy.control.link_watch import LinkWatch, SplitMetrics
+from cellgate.proxy.control.link_watch import LinkWatch, split_metrics
 from cellgate.proxy.control.model_capacity import Capacity, Starts
 from cellgate.proxy.control.model_claims import ModelClaims
 from cellgate.proxy.control.prober import Prober
@@ -48,14 +47,14 @@ from cellgate.proxy.http.fetch import Reach
 from cellgate.proxy.http.unit import MakeTls
 from cellgate.proxy.ingress.haproxy import Balancers
 from cellgate.proxy.ingress.reports import Orca, as_json, lines, readiness, readyz_headers
-from cellgate.proxy.observe.counters import Continuations, Metrics
+from cellgate.proxy.observe.counters import Collect, Continuations, Metrics
 from cellgate.proxy.observe.events import Action, EventLog
 from cellgate.proxy.observe.exposition import (
     Exposition,
     History,
-    NodeAgentMetrics,
-    TallyMetrics,
     Traffic,
+    node_agent_metrics,
+    tally_metrics,
 )
 from cellgate.proxy.observe.gen_ai import GenAiMetrics
 from cellgate.proxy.observe.helpers import Helpers, counted_helpers
@@ -226,7 +225,7 @@ class Plane:
         if settings.keys is None:
             return None
         accounting = Accounting(settings.keys, settings.usage_log, self.events, self._configured_models)
-        self.metrics.include(accounting.counts)
+        self.metrics.include(accounting.counts.collect)
         self.helpers.watch(accounting.troubles)
         self.ticker.looks.append(accounting.tick)
         return accounting
@@ -242,17 +241,17 @@ class Plane:
             suspended=lambda: self.prober.distrusted,
             gate_faults=lambda: self.stall_watch.gate_faults,
         )
-        self.metrics.include(exposition)
-        self.metrics.include(Traffic(self.metrics))
-        self.metrics.include(NodeAgentMetrics(self.prober.agents))
-        self.metrics.include(TallyMetrics(self.metrics.workers_tallies))
-        self.metrics.include(PoisonMetrics(self.containment))
-        self.metrics.include(AnswerMetrics(self.board, self.answer_check))
+        self.metrics.include(exposition.collect)
+        self.metrics.include(Traffic(self.metrics).collect)
+        self.metrics.include(partial(node_agent_metrics, self.prober.agents))
+        self.metrics.include(partial(tally_metrics, self.metrics.workers_tallies))
+        self.metrics.include(partial(poison_metrics, self.containment))
+        self.metrics.include(partial(answer_metrics, self.board, self.answer_check))
         self.metrics.include(self.comparisons.metrics)
-        self.metrics.include(self.routing)
+        self.metrics.include(self.routing.collect)
         for collector in (self.scaling, self.capacity, self.starts, self.helpers):
-            self.metrics.include(collector)
-        self.metrics.include(SplitMetrics(self.board, self.link_watch))
+            self.metrics.include(collector.collect)
+        self.metrics.include(partial(split_metrics, self.board, self.link_watch))
 
     def _looks(self) -> tuple[Callable[[float], object], ...]:
         """What runs on each tick, in this order."""
@@ -481,7 +480,7 @@ class Part:
     close: Callable[[], Awaitable[object]] = _nothing
     start: Callable[[], Awaitable[object]] = _nothing
     tick: Callable[[float], object] | None = None
-    metrics: Collector | None = None
+    metrics: Collect | None = None
 
 
 def _evict(leases: tuple[Lease, ...]) -> None:

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from prometheus_client import Metric
-from prometheus_client.registry import Collector
 
 from cellgate.proxy.observe.counters import gauge
 from cellgate.router.board import Board
@@ -46,7 +45,7 @@ class PoolUnits(NamedTuple):
         return sorted({model for state in self.all for model in state.base_models()})
 
 
-class Scaling(Collector):
+class Scaling:
     """The signals of one gate.
 
     `answered` gets the first five fields of an AnsweredRequest of each request; `waited`, of those that had

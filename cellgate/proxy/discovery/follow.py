@@ -5,7 +5,7 @@
 2. Faults of a unit reach the judge before the unit changes or is removed, so that its requests move.
 3. A change of state (failed, works again) is one event and one log line, however often it is retried.
 
-In this order: `Discovery`, `MergedFleet`, `DiscoveryMetrics`.
+In this order: `Discovery`, `MergedFleet`, `discovery_metrics`.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import importlib
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 from prometheus_client import Metric
-from prometheus_client.registry import Collector
 
 from cellgate.proxy.config.settings import Settings
 from cellgate.proxy.config.sources import PACKAGES, DnsSource, RedisSource, Source
@@ -286,17 +286,11 @@ FOLLOW_PAUSE_S = 1.0
 # Ties a control plane to the sources of its units. The one place that knows both.
 
 
-class DiscoveryMetrics(Collector):
+def discovery_metrics(discovery: Discovery) -> Iterator[Metric]:
     """Which sources work."""
-
-    def __init__(self, discovery: Discovery) -> None:
-        self._discovery = discovery
-
-    def collect(self) -> Iterator[Metric]:
-        """The one family."""
-        text = "1 while a source of units works; at 0 its last units are kept."
-        rows = (((title,), up) for title, up in self._discovery.connected().items())
-        yield gauge("discovery_up", text, ("source",), rows)
+    text = "1 while a source of units works; at 0 its last units are kept."
+    rows = (((title,), up) for title, up in discovery.connected().items())
+    yield gauge("discovery_up", text, ("source",), rows)
 
 
 def preload(settings: Settings) -> None:
@@ -317,4 +311,4 @@ def discover(plane: Plane, feed: Feed) -> Part:
     plane.helpers.watch(discovery.troubles)
     plane.take_over(plane.settings)
     plane.remember = lambda fleet: discovery.remember(Found(fleet.units, fleet.cells))
-    return Part(discovery.close, metrics=DiscoveryMetrics(discovery))
+    return Part(discovery.close, metrics=partial(discovery_metrics, discovery))

@@ -21,7 +21,7 @@ from itertools import accumulate, pairwise, product
 from operator import mul
 from typing import NamedTuple
 
-from prometheus_client import CollectorRegistry, Metric, ProcessCollector
+from prometheus_client import Metric, ProcessCollector
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -46,11 +46,19 @@ LAGS_KEPT = 240
 """A minute of the gate's ticks, so that no lag is missed between two scrapes."""
 
 
+Collect = Callable[[], Iterable[Metric]]
+"""Gives families of metrics, as they are now."""
+
+
 class Encoding(NamedTuple):
     """How families become text."""
 
     encode: Callable[[Collector], bytes]
     content_type: str
+
+    def text(self, families: Iterable[Metric]) -> bytes:
+        """These families as text."""
+        return self.encode(_Families(families))
 
 
 PLAIN = Encoding(generate_latest, CONTENT_TYPE_LATEST)
@@ -78,12 +86,11 @@ class Metrics:
         self.bytes_out = 0
         self.exemplars = Exemplars()
         self.last_lags_s: deque[float] = deque(maxlen=LAGS_KEPT)
-        self._registry = CollectorRegistry()
-        ProcessCollector(registry=self._registry)
+        self._collectors: list[Collect] = [ProcessCollector(registry=None).collect]
 
-    def include(self, collector: Collector) -> None:
-        """Show its families as well."""
-        self._registry.register(collector)
+    def include(self, collect: Collect) -> None:
+        """Show these families as well."""
+        self._collectors.append(collect)
 
     def finished(self, record: Finished) -> None:
         """A request has ended, whoever answered it."""
@@ -147,9 +154,10 @@ class Metrics:
         The loop turns between two families: all at once take 0.7 ms for each unit, which would delay streams.
         """
         self._forget_departed()
-        for family in self._registry.collect():
-            yield family
-            await asyncio.sleep(0)
+        for collect in self._collectors:
+            for family in collect():
+                yield family
+                await asyncio.sleep(0)
 
     def encoding_for(self, accept: str) -> Encoding:
         """How to render for who sent this `Accept`: OpenMetrics while there are exemplars, else plain."""
@@ -159,7 +167,7 @@ class Metrics:
 
     async def render(self, encoding: Encoding = PLAIN) -> bytes:
         """Everything in Prometheus' text format, or in another one."""
-        parts = [encoding.encode(_Only(family)).removesuffix(_EOF) async for family in self.families()]
+        parts = [encoding.text((family,)).removesuffix(_EOF) async for family in self.families()]
         # Labels may be what a unit says of itself: this is the one place that all of them pass.
         return only_visible(b"".join(parts if encoding is PLAIN else [*parts, _EOF]))
 
@@ -196,14 +204,14 @@ class Tally:
         self.duration = Histogram(DURATION_BOUNDS_S)
 
 
-class _Only(Collector):
-    """One family as the collector that `generate_latest` wants."""
+class _Families(Collector):
+    """Families as the collector that `generate_latest` wants."""
 
-    def __init__(self, family: Metric) -> None:
-        self._family = family
+    def __init__(self, families: Iterable[Metric]) -> None:
+        self._families = families
 
     def collect(self) -> Iterable[Metric]:
-        return (self._family,)
+        return self._families
 
 
 # One family of metrics from rows of label values and a number; each name begins with `cellgate_`.

@@ -3,7 +3,7 @@
 Series that may be watched by an alert exist at zero from the start: Prometheus sees no increase in a series
 that is born with its first event.
 
-In this order: `Exposition`, `PoolMetrics`, `Traffic`, `History`.
+In this order: `Exposition`, `pool_metrics`, `Traffic`, `History`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 from prometheus_client import Metric
 from prometheus_client.core import GaugeMetricFamily
-from prometheus_client.registry import Collector
 
 from cellgate import VERSION
 from cellgate.proxy.config.limits import REACHED
@@ -43,7 +42,7 @@ from cellgate.router.nouns import Outcome, Sign, Verdict
 from cellgate.router.unit_state import UnitState
 
 
-class Exposition(Collector):
+class Exposition:
     """Renders everything at each scrape; has no state.
 
     `waiting` tells how many requests wait for a unit, `connections` how many connections are open by side
@@ -244,85 +243,54 @@ def _build() -> MetricRow:
 # is registered where its subject is created, so one without a subject shows nothing.
 
 
-class AgentCheckMetrics(Collector):
+def agent_check_metrics(agent: HaproxyAgent) -> Iterator[Metric]:
     """The port of HAProxy's agent checks."""
-
-    def __init__(self, agent: HaproxyAgent) -> None:
-        self._agent = agent
-
-    def collect(self) -> Iterator[Metric]:
-        """The one family."""
-        text = "HAProxy agent checks, by the state that was answered."
-        rows = (((answer,), count) for answer, count in self._agent.counts.items())
-        yield counter("agent_check_questions", text, ("answer",), rows)
+    text = "HAProxy agent checks, by the state that was answered."
+    rows = (((answer,), count) for answer, count in agent.counts.items())
+    yield counter("agent_check_questions", text, ("answer",), rows)
 
 
-class NodeAgentMetrics(Collector):
+def node_agent_metrics(agents: Callable[[], Mapping[tuple[str, str], bool]]) -> Iterator[Metric]:
     """The connections to the agents of nodes, by unit and node."""
-
-    def __init__(self, agents: Callable[[], Mapping[tuple[str, str], bool]]) -> None:
-        self._agents = agents
-
-    def collect(self) -> Iterator[Metric]:
-        """The one family."""
-        yield gauge(
-            "agent_connected",
-            "1 while the gate receives messages from the agent of this node.",
-            ("unit", "node"),
-            self._agents().items(),
-        )
+    yield gauge(
+        "agent_connected",
+        "1 while the gate receives messages from the agent of this node.",
+        ("unit", "node"),
+        agents().items(),
+    )
 
 
-class AccessLogMetrics(Collector):
+def access_log_metrics(dropped: Callable[[], int]) -> Iterator[Metric]:
     """The access log; `dropped` is how many lines were never written."""
-
-    def __init__(self, dropped: Callable[[], int]) -> None:
-        self._dropped = dropped
-
-    def collect(self) -> Iterator[Metric]:
-        """The one family."""
-        text = "Lines of the access log that were lost because its output did not accept them."
-        yield counter("access_log_dropped", text, (), [((), self._dropped())])
+    text = "Lines of the access log that were lost because its output did not accept them."
+    yield counter("access_log_dropped", text, (), [((), dropped())])
 
 
-class TallyMetrics(Collector):
+def tally_metrics(of_workers: Mapping[TallyKey, int]) -> Iterator[Metric]:
     """What any process counts (see proxy/observe/counters.py). `of_workers` are the counts of workers."""
-
-    def __init__(self, of_workers: Mapping[TallyKey, int]) -> None:
-        self._of_workers = of_workers
-
-    def collect(self) -> Iterator[Metric]:
-        """All families."""
-        counts = TALLIES + Counter(self._of_workers)
-        for name, family in FAMILIES.items():
-            keys = dict.fromkeys((name, *row) for row in family.known)
-            keys |= dict.fromkeys(key for key in counts if key[0] == name)
-            yield counter(name, family.text, family.labels, ((key[1:], counts[key]) for key in keys))
+    counts = TALLIES + Counter(of_workers)
+    for name, family in FAMILIES.items():
+        keys = dict.fromkeys((name, *row) for row in family.known)
+        keys |= dict.fromkeys(key for key in counts if key[0] == name)
+        yield counter(name, family.text, family.labels, ((key[1:], counts[key]) for key in keys))
 
 
-class PoolMetrics(Collector):
+def pool_metrics(board: Board, waiting: Callable[[], int]) -> Iterator[Metric]:
     """The gate and its usable units as one engine, under vLLM's names, by which an endpoint picker of the
     Gateway API Inference Extension compares the members of a pool. `waiting` is how many requests wait at the
     gate.
     """
-
-    def __init__(self, board: Board, waiting: Callable[[], int]) -> None:
-        self._board = board
-        self._queue_size = waiting
-
-    def collect(self) -> Iterator[Metric]:
-        """All families; without a usable unit the pool is full."""
-        usable = [state for state in self._board if state.is_usable()]
-        loads = [state.load for state in usable if state.load is not None]
-        running = sum(state.load.running if state.load is not None else state.in_flight for state in usable)
-        waiting = self._queue_size() + sum(load.waiting for load in loads)
-        kv_use = sum(load.kv_use for load in loads) / len(loads) if loads else float(not usable)
-        for name, text, value in (
-            ("num_requests_running", "Requests that usable units compute.", float(running)),
-            ("num_requests_waiting", "Requests queued at the gate and at usable units.", float(waiting)),
-            ("kv_cache_usage_perc", "Mean share of KV cache in use, 0 to 1.", kv_use),
-        ):
-            yield GaugeMetricFamily(f"vllm:{name}", text, value)
+    usable = [state for state in board if state.is_usable()]
+    loads = [state.load for state in usable if state.load is not None]
+    running = sum(state.load.running if state.load is not None else state.in_flight for state in usable)
+    queued = waiting() + sum(load.waiting for load in loads)
+    kv_use = sum(load.kv_use for load in loads) / len(loads) if loads else float(not usable)
+    for name, text, value in (
+        ("num_requests_running", "Requests that usable units compute.", float(running)),
+        ("num_requests_waiting", "Requests queued at the gate and at usable units.", float(queued)),
+        ("kv_cache_usage_perc", "Mean share of KV cache in use, 0 to 1.", kv_use),
+    ):
+        yield GaugeMetricFamily(f"vllm:{name}", text, value)
 
 
 # Renders what clients asked for and what they got, by unit and cell, as Prometheus metric families.
@@ -332,7 +300,7 @@ OWN_ROUTES = frozenset({"health", "models", "unit_health"})
 """Paths that the gate answers itself, such as health checks: they would drown what clients ask for."""
 
 
-class Traffic(Collector):
+class Traffic:
     """Renders the counts of `metrics` at each scrape."""
 
     def __init__(self, metrics: Metrics) -> None:

@@ -14,7 +14,6 @@ from functools import partial
 from typing import Any, Literal, NamedTuple
 
 from prometheus_client import Metric
-from prometheus_client.registry import Collector
 
 from cellgate.proxy.config.settings import Settings
 from cellgate.proxy.observe.counters import EXPORTS, GUARDRAIL, JWKS, TALLIES, TallyKey, gauge
@@ -24,7 +23,7 @@ from cellgate.proxy.observe.text import one_line
 HELPER_LOOK_S = 1.0
 
 
-class Helpers(Collector):
+class Helpers:
     """All helpers of one gate. `now` is the loop's time."""
 
     def __init__(self, events: EventLog, now: Callable[[], float]) -> None:

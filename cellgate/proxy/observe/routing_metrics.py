@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
 from prometheus_client import Metric
-from prometheus_client.registry import Collector
 
 from cellgate.proxy.observe.counters import (
     TTFT_BOUNDS_S,
@@ -38,7 +37,7 @@ _Row = tuple[tuple[str, ...], Buckets, float]
 _Shown = tuple[tuple[str, ...], Sequence[Sequence[object]], float]
 
 
-class RoutingMetrics(Collector):
+class RoutingMetrics:
     """Counts in plain numbers."""
 
     def __init__(self, board: Board, queue: Queue) -> None:

@@ -2,7 +2,7 @@
 
 Read from the encoding itself (RFC 5280, 4.1): Python's ssl shows the dates of certificates of others only.
 
-In this order: `Expiry`, `expiries`, `trouble_of`, `note_shown`, `ends_of`, `CertificateMetrics`.
+In this order: `Expiry`, `expiries`, `trouble_of`, `note_shown`, `ends_of`, `certificate_metrics`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from prometheus_client import Metric
-from prometheus_client.registry import Collector
 
 from cellgate.proxy.config.checks import AUTHORITIES
 from cellgate.proxy.config.settings import Tls
@@ -158,14 +157,8 @@ def _values(data: bytes) -> Iterator[tuple[int, bytes]]:
         at += size
 
 
-class CertificateMetrics(Collector):
+def certificate_metrics(expiries: Callable[[], list[Expiry]]) -> Iterator[Metric]:
     """When certificates end; `expiries` gives those of now."""
-
-    def __init__(self, expiries: Callable[[], list[Expiry]]) -> None:
-        self._expiries = expiries
-
-    def collect(self) -> Iterator[Metric]:
-        """The one family."""
-        text = "When a certificate ends, in seconds since 1970; the file is empty where another one shows it."
-        rows = (((one.of, one.file), one.end) for one in self._expiries())
-        yield gauge("certificate_expires_timestamp_seconds", text, ("of", "file"), rows)
+    text = "When a certificate ends, in seconds since 1970; the file is empty where another one shows it."
+    rows = (((one.of, one.file), one.end) for one in expiries())
+    yield gauge("certificate_expires_timestamp_seconds", text, ("of", "file"), rows)

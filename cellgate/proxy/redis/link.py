@@ -4,7 +4,7 @@
 2. Every exchange with Redis has a timeout. Without Redis the roster keeps what it has.
 3. Each change of state is one log line without passwords.
 
-In this order: `RedisLink`, `RedisMetrics`, `share`.
+In this order: `RedisLink`, `redis_metrics`, `share`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from functools import partial
 from typing import Any
 
 from prometheus_client import Metric
-from prometheus_client.registry import Collector
 from redis.exceptions import ResponseError
 
 from cellgate.proxy.config.settings import TICK_S, RedisAccess
@@ -465,30 +464,19 @@ _COUNTERS: Mapping[str, tuple[str, tuple[str, ...], Mapping[tuple[str, ...], str
 """For each counter its text, its labels, and what is counted by their values."""
 
 
-class RedisMetrics(Collector):
+def redis_metrics(link: RedisLink, board: Board) -> Iterator[Metric]:
     """The connection to Redis, and the attempts of other gates on shared units."""
-
-    def __init__(self, link: RedisLink, board: Board) -> None:
-        self._link = link
-        self._board = board
-
-    def collect(self) -> Iterator[Metric]:
-        """All families."""
-        link = self._link
-        is_well = link.state is LinkState.WELL
-        yield gauge("redis_up", "1 while Redis answers and accepts writes.", (), [((), is_well)])
-        yield gauge("redis_peers", "Other gates that have reported recently.", (), [((), link.peers())])
-        yield gauge(
-            "in_flight_elsewhere",
-            "Attempts of other gates in flight at a unit.",
-            ("unit",),
-            (
-                ((name,), self._board.remote_load.get(name, NO_REMOTE_LOAD).in_flight)
-                for name in self._board.units
-            ),
-        )
-        for name, (text, labels, counted) in _COUNTERS.items():
-            yield counter(name, text, labels, [(key, link.counts[of]) for key, of in counted.items()])
+    is_well = link.state is LinkState.WELL
+    yield gauge("redis_up", "1 while Redis answers and accepts writes.", (), [((), is_well)])
+    yield gauge("redis_peers", "Other gates that have reported recently.", (), [((), link.peers())])
+    yield gauge(
+        "in_flight_elsewhere",
+        "Attempts of other gates in flight at a unit.",
+        ("unit",),
+        (((name,), board.remote_load.get(name, NO_REMOTE_LOAD).in_flight) for name in board.units),
+    )
+    for name, (text, labels, counted) in _COUNTERS.items():
+        yield counter(name, text, labels, [(key, link.counts[of]) for key, of in counted.items()])
 
 
 # Ties a control plane to Redis. The one place that knows both.
@@ -528,7 +516,7 @@ def share(plane: Plane, port: Callable[[], int], access: RedisAccess, feed: Feed
         limits = SharedLimits(accounting.ledger, connect, names, gates, plane.events.add, random.Random())
         limits.start()
         accounting.end_sharing = limits.close
-    return Part(close, metrics=RedisMetrics(link, plane.board))
+    return Part(close, metrics=partial(redis_metrics, link, plane.board))
 
 
 def _link(

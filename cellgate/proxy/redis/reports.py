@@ -170,7 +170,7 @@ def read_report(document: bytes) -> UnitReport | None:
         return None
     if not isinstance(found, dict):
         return None
-    names = _REPORT_FIELDS if found.get("v") == VERSION else CORE
+    names = READERS if found.get("v") == VERSION else CORE
     taken = {name: value for name in names if (value := READERS[name](found.get(name))) is not None}
     return UnitReport(**taken) if taken.keys() >= {"unit", "cell", "gate", "verdict"} else None
 
@@ -301,40 +301,26 @@ def _models(found: Any) -> tuple[str, ...] | None:
 
 _HOLDS = {kind.value: kind for kind in HoldKind}
 _REPORT_VERDICTS = {verdict.value: verdict for verdict in Verdict}
-_REPORT_FIELDS = tuple(field.name for field in fields(UnitReport))
-READERS: Mapping[str, Callable[[Any], Any]] = {
-    "unit": _name,
-    "cell": _name,
-    "gate": _name,
-    "verdict": _verdict,
-    "url": _url,
-    "in_flight": _count,
-    "prefilling": _count,
-    "reason": _text,
-    "fatal": _flag,
-    "drained": _flag,
-    "degraded": _share,
-    "errors": _share,
-    "epoch": _text,
-    "weight": _number,
-    "max_in_flight": _count,
-    "models": _models,
-    "uncached_tokens": _count,
-    "life_age_s": _number,
-    "load_age_s": _number,
-    "running": _count,
-    "waiting": _count,
-    "kv_use": _number,
-    "ttft_s": _number,
-    "itl_s": _number,
-    "prefill_tokens_per_s": _number,
-    "gate_url": _url,
-    "stopping": _flag,
-    "engine": _text,
-    "hold": _hold,
-    "role": _role,
-    "number": _count,
+_READ_BY_NAME: Mapping[str, Callable[[Any], Any]] = {
+    **dict.fromkeys(("unit", "cell", "gate"), _name),
+    **dict.fromkeys(("url", "gate_url"), _url),
+    **dict.fromkeys(("degraded", "errors"), _share),
 }
+_READ_BY_TYPE: Mapping[str, Callable[[Any], Any]] = {
+    "Verdict": _verdict,
+    "int": _count,
+    "float": _number,
+    "str": _text,
+    "bool": _flag,
+    "tuple[str, ...]": _models,
+    "HoldKind": _hold,
+    "ServingRole": _role,
+}
+READERS = {
+    field.name: _READ_BY_NAME.get(field.name) or _READ_BY_TYPE[str(field.type).removesuffix(" | None")]
+    for field in fields(UnitReport)
+}
+"""What each field of a document is read by; a field that is wrong is none."""
 
 
 # The heartbeat of a gate: one small JSON document with what has changed of its units. Pure.

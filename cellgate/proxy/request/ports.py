@@ -127,10 +127,14 @@ class Pending(Protocol):
 # Times are the loop's. An observer must not raise: an exception counts as a defect of the request.
 
 
-class Observer(Protocol):
-    """An observer of one request. `unit_lines` are header lines for the unit of the attempt in flight."""
+class Observer:
+    """An observer of one request; this one does nothing. `unit_lines` are header lines for the unit of the
+    attempt in flight.
+    """
 
-    unit_lines: bytes
+    __slots__ = ()
+
+    unit_lines = b""
 
     def waited(self, since: float, until: float) -> None:
         """It was queued."""

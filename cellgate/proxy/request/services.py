@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from random import Random
 from typing import TYPE_CHECKING, Protocol
@@ -98,29 +99,37 @@ class KeyedRequest(Protocol):
         """End it with this error, at any time."""
 
 
-class Admission(Observer, Protocol):
+class Admission(Observer, ABC):
     """What one request may do, by its key. It observes the request, to account for it."""
 
+    __slots__ = ()
+
+    @abstractmethod
     def admit(self, ask: Ask, body_priority: int, place: ModelPlace) -> Ask | Failure:
         """The ask as the key allows it, with its tenant; or why it does not. `body_priority` is what the
         body says for the engine, `place` where the request names its model.
         """
 
+    @abstractmethod
     def charge(self, ask: Ask) -> Charge:
         """What the request is charged with. Called once, when a unit is about to be found for it; it is
         settled at its end.
         """
 
     @property
+    @abstractmethod
     def payer(self) -> str:
         """Whom the work for it is charged to."""
 
+    @abstractmethod
     def used_up(self, refusal: Failure) -> None:
         """A limit of its key has nothing left, and it was refused for that."""
 
+    @abstractmethod
     def refusal(self) -> Failure | None:
         """Why it is refused by now, before its body is read; None: it is not."""
 
+    @abstractmethod
     def may_fall_back(self, model: str) -> bool:
         """Whether another model may serve it."""
 

@@ -14,7 +14,6 @@ from functools import partial
 from typing import Any
 
 from prometheus_client import Metric
-from prometheus_client.registry import Collector
 
 from cellgate.proxy.admission.limits import LimitedDispatcher, UsageRecord
 from cellgate.proxy.config.settings import Settings
@@ -26,7 +25,7 @@ from cellgate.proxy.http.errors import UNCHARGED, Failure, FailureKind
 from cellgate.proxy.observe.access_log import Finished
 from cellgate.proxy.observe.counters import counter, gauge
 from cellgate.proxy.observe.defects import report_defect
-from cellgate.proxy.observe.exposition import AccessLogMetrics
+from cellgate.proxy.observe.exposition import access_log_metrics
 from cellgate.proxy.request.ports import NOT_QUEUED, Dispatcher, Pending, PickRequest
 from cellgate.proxy.workers.protocol import (
     HELD_BACK,
@@ -99,7 +98,7 @@ class ControlProcess:
         plane.front = self
         plane.on_fleet.append(self._take_fleet)
         plane.on_units = self._units_changed
-        plane.metrics.include(AccessLogMetrics(lambda: self._log_dropped))
+        plane.metrics.include(partial(access_log_metrics, lambda: self._log_dropped))
         plane.ticker.looks += [self._push, self._tell_pulse]
 
     # -- life ----------------------------------------------------------------------------------------------
@@ -333,7 +332,7 @@ class WorkerTotals:
         self.clients = self.resident_bytes = 0
 
 
-class WorkerMetrics(Collector):
+class WorkerMetrics:
     """The metrics of one control process. `restarts`: the number that ended before it."""
 
     def __init__(self, workers: ControlProcess, restarts: int) -> None:

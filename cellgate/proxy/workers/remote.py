@@ -98,7 +98,7 @@ class RemoteRequest:
 
 class ControlClient:
     """The client of one worker. `greet` gives the first message for a new control process, `received` gets
-    its     messages.
+    its messages.
     """
 
     def __init__(

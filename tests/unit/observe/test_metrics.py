@@ -21,15 +21,15 @@ from cellgate.proxy.observe.exposition import (
     OWN_ROUTES,
     SAMPLES,
     STEP_S,
-    AccessLogMetrics,
-    AgentCheckMetrics,
     Exposition,
     History,
-    NodeAgentMetrics,
-    PoolMetrics,
     Traffic,
+    access_log_metrics,
+    agent_check_metrics,
+    node_agent_metrics,
+    pool_metrics,
 )
-from cellgate.proxy.redis.link import LinkState, RedisLink, RedisMetrics
+from cellgate.proxy.redis.link import LinkState, RedisLink, redis_metrics
 from cellgate.proxy.redis.reports import Names, Roster, Seen, UnitReport
 from cellgate.proxy.request.routes import find_route
 from cellgate.router.board import Board, DownCause, Flip
@@ -60,8 +60,10 @@ def make(*units: Unit) -> tuple[Metrics, Board]:
     board = Board(Rules())
     board.configure(Fleet(units=units), 0.0)
     metrics, sides = Metrics(board), {"client": 5, "unit": 2}
-    metrics.include(Exposition(metrics, waiting=lambda: 3, connections=lambda: sides, suspended=lambda: 7))
-    metrics.include(Traffic(metrics))
+    metrics.include(
+        Exposition(metrics, waiting=lambda: 3, connections=lambda: sides, suspended=lambda: 7).collect
+    )
+    metrics.include(Traffic(metrics).collect)
     return metrics, board
 
 
@@ -315,7 +317,7 @@ def test_redis_is_up_once_it_answers_and_its_peers_are_who_was_heard_just_now() 
     link, roster = a_link()
     board = a_board("u", "v")
     board.remote_load = {"u": RemoteLoad(7)}
-    shown = samples(RedisMetrics(link, board).collect())
+    shown = samples(redis_metrics(link, board))
     assert shown.pop("cellgate_redis_up") == 0
     assert shown.pop("cellgate_in_flight_elsewhere{unit=u}") == 7
     assert len(shown) == 18
@@ -326,7 +328,7 @@ def test_redis_is_up_once_it_answers_and_its_peers_are_who_was_heard_just_now() 
         view = UnitReport("u", "c", gate, Verdict.UP)
         roster.update(("u", gate), Seen(view, age_s), NOW)
         roster.update(("v", gate), Seen(replace(view, unit="v"), age_s), NOW)
-    shown = samples(RedisMetrics(link, board).collect())
+    shown = samples(redis_metrics(link, board))
     assert shown["cellgate_redis_up"] == 1
     assert shown["cellgate_redis_peers"] == 2
     assert shown["cellgate_redis_connects_total{result=established}"] == 2
@@ -337,18 +339,18 @@ def test_questions_of_haproxy_are_counted_by_their_answers() -> None:
     for question in (b"u\n", b"gate\n", b"v\n", b"what is up?\n"):
         agent.answer(question, "127.0.0.1")
     counts = {"up": 2, "drain": 0, "down": 0, "unknown": 1, "malformed": 1, "refused": 0, "too_many": 0}
-    assert samples(AgentCheckMetrics(agent).collect()) == {
+    assert samples(agent_check_metrics(agent)) == {
         f"cellgate_agent_check_questions_total{{answer={answer}}}": count for answer, count in counts.items()
     }
 
 
 def test_agents_are_shown_by_unit_and_node_and_lost_lines_are_counted() -> None:
     agents = {("u", "n0"): True, ("u", "n1"): False}
-    assert samples(NodeAgentMetrics(lambda: agents).collect()) == {
+    assert samples(node_agent_metrics(lambda: agents)) == {
         "cellgate_agent_connected{node=n0,unit=u}": 1,
         "cellgate_agent_connected{node=n1,unit=u}": 0,
     }
-    assert samples(AccessLogMetrics(lambda: 3).collect()) == {"cellgate_access_log_dropped_total": 3}
+    assert samples(access_log_metrics(lambda: 3)) == {"cellgate_access_log_dropped_total": 3}
 
 
 def test_the_gate_as_one_engine_sums_its_usable_units_and_its_own_queue() -> None:
@@ -359,14 +361,14 @@ def test_the_gate_as_one_engine_sums_its_usable_units_and_its_own_queue() -> Non
     board.drain("x", drained=True)
     # Nothing was heard of the engine of w: the gate goes by its own count.
     board.open("w", Ask(), NOW, retry=False)
-    assert samples(PoolMetrics(board, lambda: 5).collect()) == {
+    assert samples(pool_metrics(board, lambda: 5)) == {
         "vllm:num_requests_running": 6,
         "vllm:num_requests_waiting": 7,
         "vllm:kv_cache_usage_perc": 0.5,
     }
     board = a_board("u")
     for full in (0, 1):
-        assert samples(PoolMetrics(board, int).collect())["vllm:kv_cache_usage_perc"] == full
+        assert samples(pool_metrics(board, int))["vllm:kv_cache_usage_perc"] == full
         board.observe(Evidence("u", Sign.BAD, Strength.FATAL, "canary", "refused", 2.0))
 
 

@@ -12,7 +12,7 @@ from botocore.exceptions import ClientError  # type: ignore[import-untyped]
 from moto import mock_aws
 
 from cellgate.extras.operator.action_settings import AlbTarget
-from cellgate.extras.operator.alb import AlbMetrics, AlbWeight, ForeignRuleError, reweighted
+from cellgate.extras.operator.alb import AlbWeight, ForeignRuleError, alb_metrics, reweighted
 from cellgate.proxy import orchestrators
 from cellgate.proxy.observe.events import EventLog
 from cellgate.router.board import Board
@@ -47,7 +47,7 @@ class Gate:
         return self
 
     def metrics(self) -> dict[str, float]:
-        families = AlbMetrics(self.weight).collect()
+        families = alb_metrics(self.weight)
         return {sample.name: sample.value for family in families for sample in family.samples}
 
 
