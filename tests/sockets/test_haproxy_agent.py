@@ -12,8 +12,8 @@ from cellgate.proxy.config.settings import Address
 from cellgate.proxy.ingress import haproxy
 from cellgate.proxy.ingress.haproxy import Balancers, HaproxyAgent
 from cellgate.proxy.process.listeners import listen
-from cellgate.router.board import Board
-from cellgate.router.nouns import Evidence, Fleet, Rules, Sign, Strength, Unit
+from cellgate.router.nouns import Rules, Unit
+from tests.unit.router.fleets import board_up
 
 GATE_UP = b"up ready 100% maxconn:32\n"
 UNIT_UP = b"up ready 100% maxconn:16\n"
@@ -23,13 +23,8 @@ class Port:
     """An agent port before two units that are UP, and whoever asks there."""
 
     def __init__(self) -> None:
-        self.board = Board(Rules(slow_start_s=0.001))
-        self.board.configure(
-            Fleet(units=tuple(Unit(name, "c", f"http://{name}", max_in_flight=16) for name in ("u1", "u2"))),
-            0.0,
-        )
-        for name in ("u1", "u2"):
-            self.board.observe(Evidence(name, Sign.GOOD, Strength.STRONG, "canary", "it answers", 0.0))
+        units = (Unit(name, "c", f"http://{name}", max_in_flight=16) for name in ("u1", "u2"))
+        self.board = board_up(*units, rules=Rules(slow_start_s=0.001))
         self.stopping = False
         self.welcome = True
         self.agent = HaproxyAgent(

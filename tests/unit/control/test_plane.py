@@ -28,6 +28,7 @@ from cellgate.router.pick import Router
 from cellgate.router.queue import FairRules, Queue
 from cellgate.router.sampling import IDLE_S, LOOK_AT_ALL, SAMPLE
 from cellgate.router.unit_state import UnitState
+from tests.unit.router.fleets import board_up
 from tests.unit.router.test_dry_run import NOW, PROMPT, fill, router_of
 
 AT = 100.0
@@ -101,10 +102,8 @@ def test_a_change_is_published_once_at_the_end_of_the_turn_and_a_stop_at_once() 
 @pytest.mark.parametrize(("units", "desired"), [(4, 3), (2, 1)])
 async def test_one_unit_fewer_is_asked_for_once_and_the_last_one_stays(units: int, desired: int) -> None:
     """Of usable units that have little to do."""
-    board, names = Board(Rules()), [f"u{n}" for n in range(units)]
-    board.configure(Fleet(units=tuple(Unit(name, "c", f"http://{name}") for name in names)), 0.0)
-    for name in names:
-        board.observe(Evidence(name, Sign.GOOD, Strength.STRONG, "canary", "a token", 1.0))
+    names = [f"u{n}" for n in range(units)]
+    board = board_up(*(Unit(name, "c", f"http://{name}") for name in names), at=1.0)
     scaling = Scaling(board, Queue(FairRules()))
     for at in range(60):
         scaling.answered.append((float(at), at + 0.1, at + 0.5, 10, names[at % units]))

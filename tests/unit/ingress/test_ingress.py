@@ -56,17 +56,14 @@ from cellgate.proxy.request.routes import RouteKind, RoutingHeaders, find_route
 from cellgate.router.board import Board
 from cellgate.router.nouns import Ask, Cell, Evidence, Fleet, Load, Rules, Sign, Strength, Unit
 from cellgate.router.outliers import Outlier
+from tests.unit.router.fleets import board_up
 
 RULES = Rules(slow_start_s=10.0)
 
 
 def board(*units: Unit) -> Board:
     """Units that are all UP since 0."""
-    made = Board(RULES)
-    made.configure(Fleet(units=units), 0.0)
-    for unit in units:
-        made.observe(Evidence(unit.name, Sign.GOOD, Strength.STRONG, "canary", "it answers", 0.0))
-    return made
+    return board_up(*units, rules=RULES)
 
 
 def unit(name: str, places: int = 10, weight: float = 1.0) -> Unit:

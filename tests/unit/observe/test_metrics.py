@@ -49,6 +49,7 @@ from cellgate.router.nouns import (
 )
 from cellgate.router.outliers import Outlier
 from tests.unit.observe.test_logs import DONE as LOGGED
+from tests.unit.router.fleets import board_up
 
 A1 = Unit("a1", "a", "http://127.0.0.1:8101")
 A2 = Unit("a2", "a", "http://127.0.0.1:8102")
@@ -304,13 +305,8 @@ def a_link() -> tuple[RedisLink, Roster]:
 
 def a_board(*units: str) -> Board:
     """A board of units that are UP, with ten places each."""
-    board = Board(Rules(slow_start_s=0.001))
-    board.configure(
-        Fleet(units=tuple(Unit(name, "c", f"http://{name}", max_in_flight=10) for name in units)), 0.0
-    )
-    for name in units:
-        board.observe(Evidence(name, Sign.GOOD, Strength.STRONG, "canary", "a token", 1.0))
-    return board
+    made = (Unit(name, "c", f"http://{name}", max_in_flight=10) for name in units)
+    return board_up(*made, rules=Rules(slow_start_s=0.001), at=1.0)
 
 
 def test_redis_is_up_once_it_answers_and_its_peers_are_who_was_heard_just_now() -> None:

@@ -16,10 +16,11 @@ import zmq
 from cellgate.extras.kv_events.follow import KvEventFollowers
 from cellgate.probes.base import Reply
 from cellgate.router.board import Board
-from cellgate.router.nouns import Evidence, Fleet, KvEvents, Rules, Sign, Strength, Unit
+from cellgate.router.nouns import KvEvents, Unit
 from cellgate.router.prefix import KnownPrefixes
 from cellgate.router.unit_state import UnitState
 from tests.patient import FakePatient
+from tests.unit.router.fleets import board_up
 from tests.wire.stage import until
 
 HOST = "127.0.0.1"
@@ -77,10 +78,7 @@ def publisher(ports: tuple[int, int]) -> Iterator[Publisher]:
 
 
 def board_of(keys: KvEvents | None, engine: str = "vllm") -> Board:
-    board = Board(Rules())
-    unit = Unit("a", "c", f"http://{HOST}:1", engine=engine, kv_events=keys)
-    board.configure(Fleet(units=(unit,)), 0.0)
-    board.observe(Evidence("a", Sign.GOOD, Strength.STRONG, "canary", "", 1.0))
+    board = board_up(Unit("a", "c", f"http://{HOST}:1", engine=engine, kv_events=keys), at=1.0)
     assert board.units["a"].is_usable()
     return board
 
