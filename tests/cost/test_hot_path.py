@@ -7,6 +7,8 @@ who makes one cheaper lowers it.
 from __future__ import annotations
 
 import asyncio
+import importlib
+import re
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -15,11 +17,14 @@ from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from types import CodeType
+from typing import Any
 
 import orjson
 import pytest
 
+from cellgate.probes.engines import GENERATED
 from cellgate.proxy.config.settings import KeySettings
+from cellgate.proxy.request.one_meaning import _WEIGHTY_FIELDS
 from cellgate.router.nouns import Build
 from tests.cost.bench import Bench, Cost, counted
 from tests.cost.traffic import END, HEAD, WHOLE, request, token
@@ -185,3 +190,14 @@ async def test_with_keys_a_request_costs_a_little_more_and_a_chunk_nothing(tmp_p
     print(f"a request {request_off:.0f} -> {request_on:.0f}, a chunk {chunk_off:.0f} -> {chunk_on:.0f}")
     assert request_on - request_off <= PLAIN_MORE
     assert chunk_on - chunk_off <= CHUNK_MORE
+
+
+SEARCHED = {"what matters in a request": _WEIGHTY_FIELDS, "what an answer generated": GENERATED}
+"""In every body from its begin to its end, or to what is found."""
+
+
+@pytest.mark.parametrize("pattern", SEARCHED.values(), ids=SEARCHED)
+def test_what_is_searched_in_every_body_begins_with_one_byte(pattern: re.Pattern[bytes]) -> None:
+    # `re` jumps to it. A pattern without one is tried at each byte: 1 kB then takes a tenth of a request.
+    parsed: Any = importlib.import_module("re._parser").parse(pattern.pattern, pattern.flags)
+    assert [str(part[0]) for part in parsed][:1] == ["LITERAL"]
