@@ -6,11 +6,13 @@ import math
 import random
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cellgate import policies
 from cellgate.policies import POLICIES
 from cellgate.policies.least_load import TIE_S
 from cellgate.policies.session import Session
@@ -23,6 +25,12 @@ law = settings(max_examples=60)
 weights = st.sampled_from([1.0, 2.0, 0.5]) | st.floats(1e-6, 1e6)
 costs = st.floats(1e-6, 1e9)
 loads = st.integers(0, 1000).map(float) | st.floats(0.0, 1e308)
+
+
+def test_each_policy_has_its_line_and_operators_are_told_of_it() -> None:
+    files = {file.stem for file in Path(policies.__file__).parent.glob("[a-z]*.py")}
+    page = (Path(__file__).parents[2] / "docs/configuration.md").read_text()
+    assert files == POLICIES.keys() == {name for name in files if f"`{name}`" in page}
 
 
 @st.composite

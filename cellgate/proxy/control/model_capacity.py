@@ -11,7 +11,7 @@ In this order: `Capacity`, `Starts`.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -101,21 +101,14 @@ class Capacity:
         self._strays = {
             name for known in self._models.values() for name, each in known.missing.items() if each.other
         }
-        for model, known in list(self._models.items()):
-            if words := self._follow(known, model, frozenset(serving.pop(model, ())), now):
-                said.setdefault(words, []).append(model)
-            if not known.serving and not known.missing and known.peak(now) == 0:
-                del self._models[model]
-        named = Counter[str]()
-        for known in self._models.values() if serving else ():
-            named.update(known.first)
-        for model, units in serving.items():
-            least = min(named[name] for name in units)
-            if len(self._models) >= CAPACITY_MODELS_MAX or least >= CAPACITY_OF_UNIT:
-                continue
-            named.update(units)
-            known = self._models[model] = _Model(first=frozenset(units))
-            if words := self._follow(known, model, known.first, now):
+        self._models = {
+            model: known
+            for model, known in self._models.items()
+            if model in serving or known.serving or known.missing or known.peak(now)
+        }
+        self._know({model: units for model, units in serving.items() if model not in self._models})
+        for model, known in self._models.items():
+            if words := self._follow(known, model, frozenset(serving.get(model, ())), now):
                 said.setdefault(words, []).append(model)
         for words, models in said.items():
             self._tell(Action("capacity", "gate", None, one_line(f"{listed(sorted(models))}: {words}")))
@@ -159,6 +152,17 @@ class Capacity:
         )
 
     # -- what has changed ----------------------------------------------------------------------------------
+
+    def _know(self, new: Mapping[str, set[str]]) -> None:
+        """Begin to follow models, as many as there may be, in all and by the units that came with them."""
+        named = Counter[str]()
+        for known in self._models.values() if new else ():
+            named.update(known.first)
+        for model, units in new.items():
+            least = min(named[name] for name in units)
+            if len(self._models) < CAPACITY_MODELS_MAX and least < CAPACITY_OF_UNIT:
+                named.update(units)
+                self._models[model] = _Model(first=frozenset(units))
 
     def _follow(self, known: _Model, model: str, serving: frozenset[str], now: float) -> str:
         """Take over who serves a model now; returns what is to be said of it."""

@@ -10,6 +10,7 @@ import pytest
 
 from cellgate.probes.base import Trouble
 from cellgate.probes.engine_metrics import EngineMetrics, scan
+from cellgate.probes.engines import METRICS, MetricRole
 from cellgate.probes.sample_lines import ALL_EVERY, SampleLines
 from cellgate.router.nouns import Load, RankLoad, Unit
 from tests.patient import Answer, FakePatient, look, reply
@@ -30,6 +31,22 @@ vllm:request_success_total{engine="0",finished_reason="abort",model_name="tiny"}
 vllm:corrupted_requests_total{engine="0",model_name="tiny"} 2.0
 process_start_time_seconds 1.75391e+09
 """
+
+
+LABELS = {
+    MetricRole.KV_SHAPE: '{block_size="16",num_gpu_blocks="9"}',
+    MetricRole.ADAPTERS: '{max_lora="4",running_lora_adapters="a",waiting_lora_adapters=""}',
+}
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_each_metric_that_has_a_meaning_changes_what_is_known_of_a_load(metric: str) -> None:
+    """One whose meaning nobody reads would be silent."""
+    name, brace, labels = metric.partition("{")
+    key, _, value = labels.removesuffix("}").partition("=")
+    shown = f'{name}{{{key}="{value}"}}' if brace else name + LABELS.get(METRICS[metric], "")
+    without = b"vllm:num_requests_running 1\nvllm:num_requests_waiting 1\n"
+    assert scan(without + f"{shown} 7\n".encode(), "u", 1.0, 0) != scan(without, "u", 1.0, 0)
 
 
 def test_the_numbers_of_vllm_are_read() -> None:
