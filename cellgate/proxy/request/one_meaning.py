@@ -31,21 +31,13 @@ WEIGHTY = frozenset(
 )
 _INSIDE = frozenset((*NESTED, *BESIDE))
 """Objects of a body with such fields: TGI's and Triton's, and what a client library would have merged."""
-_NAMES = b"|".join(name.encode() for name in sorted(WEIGHTY))
+_WEIGHTY_NAMES = b"|".join(name.encode() for name in sorted(WEIGHTY))
 # It begins with a quote, to which `re` jumps; an alternative at the top would be tried at each byte.
 _WEIGHTY_FIELDS = re.compile(
-    rb'"(?=[%b])(?:%b)"[ \t\r\n]*:' % (bytes(sorted({name.encode()[0] for name in WEIGHTY})), _NAMES)
+    rb'"(?=[%b])(?:%b)"[ \t\r\n]*:' % (bytes(sorted({name.encode()[0] for name in WEIGHTY})), _WEIGHTY_NAMES)
 )
 _ESCAPED_LETTERS = re.compile(rb"\\u00[4-7]")
 _MEANING_NAMES_MAX = 16
-
-
-def weighty_in(body: bytes) -> list[bytes]:
-    """What looks like such fields, at any depth of a body, and ASCII letters that are escaped, as no program
-    writes them.
-    """
-    found: list[bytes] = _WEIGHTY_FIELDS.findall(body)
-    return found + _ESCAPED_LETTERS.findall(body) if b"\\u00" in body else found
 
 
 def why_twofold(names: tuple[str, ...], body: bytes) -> Failure | None:
@@ -71,6 +63,14 @@ def why_twofold(names: tuple[str, ...], body: bytes) -> Failure | None:
         if found is None and isinstance(within := last[name], _Pairs):
             found = _twice(within)
     return found
+
+
+def weighty_in(body: bytes) -> list[bytes]:
+    """What looks like such fields, at any depth of a body, and ASCII letters that are escaped, as no program
+    writes them.
+    """
+    found: list[bytes] = _WEIGHTY_FIELDS.findall(body)
+    return found + _ESCAPED_LETTERS.findall(body) if b"\\u00" in body else found
 
 
 class _Pairs(list[tuple[str, Any]]):
