@@ -16,7 +16,7 @@ from collections import Counter
 from loadtests.bench import payload
 from loadtests.bench.stage import Stage, stage
 from loadtests.bench.targets import SUBJECT
-from loadtests.kit import processes, progress
+from loadtests.kit import progress
 from loadtests.kit.report import print_problems, verdict
 
 LIMIT_S, PATIENCE_S = 10.0, 40.0
@@ -91,7 +91,6 @@ def main() -> int:
     parser.add_argument("--allowed", type=int, default=20_000, help="descriptors of the gate")
     parser.add_argument("--clients", type=int, default=10_000)
     args = parser.parse_args()
-    processes.end_on_sigterm()
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (args.allowed, hard))
     with stage(0, [SUBJECT], 4) as standing:

@@ -157,7 +157,6 @@ def main() -> int:
     parser.add_argument("--plot", type=Path, help="write the plot to this file")
     args = parser.parse_args()
     processes.raise_files()
-    processes.end_on_sigterm()
     rows = []
     for row in _by_units(args.targets, args.units):
         rows.append(row)

@@ -20,7 +20,7 @@ from statistics import quantiles
 
 import uvloop
 
-from loadtests.kit import processes, progress
+from loadtests.kit import progress
 from loadtests.kit.agents import Agents
 from loadtests.kit.faults import FAULTS
 from loadtests.kit.gate import GateProcess, metric_sum
@@ -107,7 +107,6 @@ def main() -> int:
     parser.add_argument("--units", type=int, choices=range(2, len(NAMES) + 1), default=2)
     parser.add_argument("--fault", choices=FAULTS, help="only this one")
     args = parser.parse_args()
-    processes.end_on_sigterm()
     found = list[Paused]()
     for fault, agent in itertools.product([args.fault] if args.fault else SHOWN, (True, False)):
         progress.phase(f"{fault}, {'with' if agent else 'without'} agents")

@@ -18,7 +18,7 @@ import uvloop
 
 from loadtests import last_release
 from loadtests.drill import routers
-from loadtests.kit import processes, progress
+from loadtests.kit import progress
 from loadtests.kit.gate import THIS, GateProcess, metric_sum
 from loadtests.kit.questions import End, Question
 from loadtests.kit.redis_server import redis_server
@@ -78,7 +78,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m loadtests.upgrade", description=__doc__)
     parser.add_argument("--between-s", type=float, default=BETWEEN_S, help="after each replacement")
     args = parser.parse_args(arguments)
-    processes.end_on_sigterm()
     problems, summary = uvloop.run(run(args.between_s))
     print(f"{verdict(problems)}: {summary}")
     print_problems(problems)

@@ -26,7 +26,7 @@ from typing import Any
 
 import orjson
 
-from loadtests.kit import processes, progress
+from loadtests.kit import progress
 from loadtests.kit.gate import GateProcess, Named, Program
 from loadtests.kit.processes import free_port
 from loadtests.vllm import nixl
@@ -206,6 +206,5 @@ if __name__ == "__main__":
     parser.add_argument("--prefillers", type=int, default=1)
     parser.add_argument("--kill", action="store_true", help="kill a prefiller half-way")
     options = parser.parse_args()
-    processes.end_on_sigterm()
     with progress.shown("vllm-split"):
         sys.exit(asyncio.run(main(options.prefillers, kill=options.kill)))

@@ -22,7 +22,7 @@ from cellgate.probes.base import (
     Reply,
     Trouble,
 )
-from cellgate.router.nouns import Build, Finding, Load, Node, Rules, Unit, Urgency, Use, Verdict
+from cellgate.router.nouns import Build, Evidence, Finding, Load, Node, Rules, Unit, Urgency, Use, Verdict
 
 Answer = Reply | Trouble
 
@@ -121,6 +121,9 @@ class FakePatient:
 
     def asks(self, at: float) -> None:
         """Nothing keeps it."""
+
+    def says_again(self, _said: Evidence) -> bool:
+        return False
 
     def wake(self) -> None:
         self.rests = 1.0

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
-from cellgate.router.nouns import Build, Finding, Load, Node, Rules, Unit, Urgency, Use, Verdict
+from cellgate.router.nouns import Build, Evidence, Finding, Load, Node, Rules, Unit, Urgency, Use, Verdict
 
 P = TypeVar("P", bound=asyncio.BaseProtocol)
 
@@ -186,6 +186,10 @@ class ProbeContext(Protocol):
 
     def asks(self, at: float) -> None:
         """Record that something is asked of the unit, or of a node of it."""
+        ...
+
+    def says_again(self, said: Evidence) -> bool:
+        """Record that a node which was well, and said so, says so again; False: that may change something."""
         ...
 
     def wake(self) -> None:
@@ -363,8 +367,10 @@ class HttpPageProbe(Probe, Protocol):
 
 REST_MAX_S = 10.0
 """The longest pause of a probe of a unit that rests, where its page alone tells of a fault."""
-REST_LONG_S = 20.0
-"""The same of what its canary shows as well, or what is of use to its next request only, which wakes it."""
+REST_LOAD_S = 30.0
+"""The same of what is of use to its next request only, which wakes it."""
+REST_LONG_S = 60.0
+"""The same of what its canary shows as well."""
 REST_SAME_S = 600.0
 """The same of what stays as it is while the process does."""
 
@@ -375,8 +381,6 @@ def rested_s(
     """The pause of a probe that asked by `fetch` at `last_at`: longer while its unit rests and a connection
     is held, `most_s` in the end.
     """
-    if not context.is_calm:
-        return pause_s
     rest = context.rest(last_at)
     return pause_s if rest <= 1.0 or not fetch.is_held else max(pause_s, min(rest * pause_s, most_s))
 

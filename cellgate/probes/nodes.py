@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import lru_cache
 from typing import ClassVar, NamedTuple
@@ -119,7 +119,7 @@ class NodePage(NodeProbe):
     def report(self, context: ProbeContext, reply: Reply) -> NodeReport:
         """What the page says. Raises FetchError when it says nothing."""
 
-    def read(self, context: ProbeContext, answer: Reply | FetchError) -> tuple[Evidence]:
+    def read(self, context: ProbeContext, answer: Reply | FetchError) -> tuple[Evidence, ...]:
         """One piece of evidence."""
         said: NodeReport | FetchError
         try:
@@ -205,8 +205,6 @@ class HttpProbe(NodePage):
 
     def due_at(self, context: ProbeContext, last_at: float) -> float:
         """One period after the last look; later while its unit rests."""
-        if not context.is_calm:
-            return last_at + self.period_s
         page: PageGet | None = context.notes.get(_PAGE_NOTE)
         pause_s = self.period_s
         return last_at + (pause_s if page is None else rested_s(context, page.fetch, last_at, pause_s))
@@ -217,26 +215,19 @@ class HttpProbe(NodePage):
         if page is None:
             root, target = split_url(self.url)
             context.notes[_PAGE_NOTE] = page = PageGet(context.net.fetch(root), target, self.timeout_s)
-        if context.is_calm and context.rest(context.now()) > 1.0:
+        if context.is_calm and not page.fetch.is_held and context.rest(context.now()) > 1.0:
             page.fetch.hold(context.wake)
         return page
 
-    def read(self, context: ProbeContext, answer: Reply | FetchError) -> tuple[Evidence]:
-        """One piece of evidence. The same good reply is the same evidence, but for its time."""
+    def read(self, context: ProbeContext, answer: Reply | FetchError) -> tuple[Evidence, ...]:
+        """One piece of evidence. The same good reply is the same evidence, but for its time: nothing, where
+        that changes nothing.
+        """
         reply, good = context.notes.get(_LAST) or (None, None)
         if good is not None and answer is reply:
-            evidence = Evidence(
-                good.unit,
-                good.sign,
-                good.strength,
-                good.source,
-                good.reason,
-                context.now(),
-                node=good.node,
-            )
-        else:
-            (evidence,) = NodePage.read(self, context, answer)
-            context.notes[_LAST] = (answer, evidence) if evidence.sign is Sign.GOOD else None
+            return () if context.says_again(good) else (replace(good, at=context.now()),)
+        (evidence,) = NodePage.read(self, context, answer)
+        context.notes[_LAST] = (answer, evidence) if evidence.sign is Sign.GOOD else None
         return (evidence,)
 
     def report(self, _context: ProbeContext, reply: Reply) -> NodeReport:

@@ -93,7 +93,7 @@ class Readiness:
     def page(self, context: ProbeContext) -> PageGet:
         """The path that is known to exist, or the first."""
         path = _paths(context)[0]
-        if context.is_calm and context.rest(context.now()) > 1.0:
+        if context.is_calm and not context.fetch.is_held and context.rest(context.now()) > 1.0:
             context.fetch.hold(context.wake)
         context.notes[_ASKED_NOTE] = path, context.now() + self.timeout_s
         return PageGet(context.fetch, path, self.timeout_s)

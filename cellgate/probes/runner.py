@@ -20,7 +20,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine
 from heapq import heapify, heappop, heappush
 from math import inf
 from operator import attrgetter
-from typing import Any, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 from cellgate.probes.base import (
     REST_MAX_S,
@@ -39,11 +39,14 @@ JITTER = 0.1
 """Each pause is shortened by up to this share, so that probes of many units drift apart."""
 JITTER_MAX_S = 0.25
 """And by no more than this: gates that take turns rely on it (`YIELD_S` in canary.py)."""
-REST_JITTER, RESTED_JITTER = 0.25, 0.05
+REST_JITTER, RESTED_JITTER = 0.25, 0.04
 """The same while its unit begins to rest: many do at about the same time; and later, when they have drifted
 apart and pauses are at their longest."""
-TOGETHER_S = 0.01
-"""Runs that are due so soon after one that is due now begin with it."""
+BEGINS_TO_REST = 4.0
+"""Until its pauses may be so many times as long as usual."""
+TOGETHER_S, FEW_TOGETHER_S = 0.01, 0.1
+"""Runs that are due so soon after one that is due now begin with it; the second: in a large fleet, while they
+are few. What has just been used is still in the caches: each takes a quarter less time so."""
 RARE_S = 30.0
 """A longer pause needs no jitter."""
 GAP_S = 0.05
@@ -181,8 +184,9 @@ class Runner:
         pause_s = due_at - now
         if 0.0 < pause_s <= RARE_S:
             if not self._nudged:
-                if self.context.is_calm and self.context.rest(self._last_at) > 1.0:
-                    most_s = (REST_JITTER if pause_s < 0.9 * REST_MAX_S else RESTED_JITTER) * pause_s
+                if self.context.is_calm:
+                    is_young = pause_s < 0.9 * REST_MAX_S or self.context.rest(self._last_at) < BEGINS_TO_REST
+                    most_s = (REST_JITTER if is_young else RESTED_JITTER) * pause_s
                 else:
                     most_s = min(JITTER * pause_s, JITTER_MAX_S)
                 due_at -= most_s * self._rng.random()
@@ -351,6 +355,13 @@ SPARE = 64
 _when = attrgetter("when")
 
 
+class Awaited(Protocol):
+    """What comes soon, mostly."""
+
+    def expire(self) -> None:
+        """It has not come in time."""
+
+
 class Timer:
     """A call that is to be made at a time; `call` is None once it was made or cancelled."""
 
@@ -365,6 +376,8 @@ class Timers:
     def __init__(self, loop: asyncio.AbstractEventLoop, early_s: float = RESOLUTION_S) -> None:
         self._loop = loop
         self._early_s = early_s
+        self.few_early_s = 0.0
+        """The same, while fewer than `PER_TURN` are due."""
         self._slots: dict[int, dict[Timer, None]] = {}
         """Calls by the slot of their time, in the order in which they were added."""
         self._order: list[int] = []
@@ -376,6 +389,36 @@ class Timers:
         self._answers: deque[tuple[Callable[[Any], None], Any]] = deque()
         self._timer: asyncio.TimerHandle | None = None
         self._wakes_at = inf
+        self._awaited: dict[Awaited, float] = {}
+        """What is expected, and by when. Nearly all of it comes, so that one timer is enough."""
+        self._expects: Timer | None = None
+
+    def expect(self, what: Awaited, until: float) -> None:
+        """Have it expire then, unless it is forgotten."""
+        self._awaited[what] = until
+        timer = self._expects
+        if timer is None or until < timer.when:
+            if timer is not None:
+                self.cancel(timer)
+            self._expects = self.at(until, self._expire)
+
+    def forget(self, what: Awaited) -> None:
+        """It has come."""
+        self._awaited.pop(what, None)
+
+    def close(self) -> None:
+        """Nothing is expected any more."""
+        self._awaited.clear()
+        if self._expects is not None:
+            self.cancel(self._expects)
+
+    def _expire(self) -> None:
+        self._expects, until = None, self._loop.time() + self._early_s
+        for what in [what for what, due_at in self._awaited.items() if due_at <= until]:
+            if self._awaited.pop(what, None) is not None:
+                what.expire()
+        if self._awaited and self._expects is None:
+            self._expects = self.at(min(self._awaited.values()), self._expire)
 
     def at(self, when: float, call: Callable[[], None]) -> Timer:
         """Make this call then; what is returned is for `cancel`."""
@@ -440,7 +483,10 @@ class Timers:
         self._wakes_at, self._timer = -inf, None
         following, left = self._next, PER_TURN
         try:
-            self._collect(self._loop.time() + self._early_s)
+            now = self._loop.time()
+            self._collect(now + self._early_s)
+            if len(following) < PER_TURN and self.few_early_s:
+                self._collect(now + self.few_early_s)
             while following and left:
                 due = following.popleft()
                 call, due.call = due.call, None

@@ -27,6 +27,9 @@ USUAL_S = 30.0
 """What is usual of all units of a large fleet is looked at so often."""
 REST_PART = 0.125
 """A unit that is not looked at rests: between two questions so much of the time passes that it has rested."""
+REST_AFTER_S = 1.0 / REST_PART
+"""So long it is asked as often as others."""
+_UP = Verdict.UP
 STAYS_S = 5.0
 """So long a unit is looked at after something was said of it."""
 STILL_LOAD = 0.01
@@ -113,9 +116,8 @@ class Attention:
 
 def rest(state: UnitState, now: float) -> float:
     """How many times as long as usual the pauses between questions of a unit may be."""
-    if state.case.verdict is not Verdict.UP:
-        return 1.0
-    return max(REST_PART * (now - state.calm_since), 1.0)
+    rested_s = now - state.calm_since
+    return REST_PART * rested_s if rested_s > REST_AFTER_S and state.case.verdict is _UP else 1.0
 
 
 def is_still(state: UnitState) -> bool:

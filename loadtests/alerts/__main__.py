@@ -20,7 +20,7 @@ import yaml
 
 from loadtests.alerts.faults import ALONE, CROWDED, POISONED, SHARED, Fault, gate_stopped
 from loadtests.alerts.world import SCRAPE_S, Scene, World, world
-from loadtests.kit import processes, progress
+from loadtests.kit import progress
 from loadtests.kit.asking import asking
 from loadtests.kit.waiting import wait_until
 from loadtests.up.alerts import RULES
@@ -57,7 +57,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--faster", type=int, default=FASTER, metavar="N", help=f"time in the rules ({FASTER})"
     )
     options = parser.parse_args(arguments)
-    processes.end_on_sigterm()
     if missing := [name for name in PROGRAMS if shutil.which(name) is None]:
         told = f"{', '.join(missing)} is not installed; type:  apt-get install {' '.join(missing)}"
         print(f"alerts: {told}", file=sys.stderr)

@@ -29,7 +29,6 @@ def main() -> int:
     """Run the rounds, print each figure as it comes, and the tables at the end. Returns the exit code."""
     args = _arguments()
     processes.raise_files()
-    processes.end_on_sigterm()
     print(machine(), flush=True)
     try:
         run, failures = _rounds(args)

@@ -14,6 +14,8 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from loadtests.kit import processes
+
 AFTER_S = 2.0
 """A command that ends sooner shows nothing on a terminal."""
 LINE_EVERY_S = 10.0
@@ -44,7 +46,10 @@ def figures(told: Figures) -> None:
 
 @contextmanager
 def shown(command: str) -> Iterator[None]:
-    """Inside, a thread shows how far `command` is. Also a decorator, for a `main`."""
+    """Inside, a thread shows how far `command` is, and SIGTERM ends what was started, as Ctrl-C does. Also a
+    decorator, for a `main`.
+    """
+    processes.end_on_sigterm()
     _Now.command, _Now.began_at, _Now.phase, _Now.figures = command, time.monotonic(), "", str
     console, over = Console(stderr=True, highlight=False), threading.Event()
     if console.is_terminal:

@@ -1,7 +1,10 @@
 """What load tools share: how they wait, look on, and print."""
 
 import asyncio
+import signal
 import socket
+import subprocess
+import sys
 import time
 
 import pytest
@@ -79,3 +82,19 @@ def test_a_port_that_is_taken_is_replaced_by_a_free_one() -> None:
         port = taken.getsockname()[1]
         assert processes.usual_or_free(port) not in (0, port)
     assert processes.usual_or_free(port) == port
+
+
+def test_what_a_command_has_started_is_ended_with_it() -> None:
+    code = (
+        "import subprocess, time\nfrom loadtests.kit import processes, progress\n"
+        "@progress.shown('drill')\ndef main():\n"
+        "    child = subprocess.Popen(['sleep', '60'])\n    try:\n"
+        "        print(child.pid, flush=True)\n        time.sleep(60)\n"
+        "    finally:\n        processes.stop(child)\nmain()"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as command:
+        assert command.stdout is not None
+        child = int(command.stdout.readline())
+        command.terminate()
+        assert command.wait() == 128 + signal.SIGTERM
+    assert not processes.is_running(child)

@@ -17,8 +17,8 @@ import orjson
 
 from cellgate.proxy.config.limits import LIMITS, reached
 from cellgate.proxy.config.settings import GuardrailSettings
+from cellgate.proxy.http.call import Call
 from cellgate.proxy.http.errors import Failure, FailureKind
-from cellgate.proxy.http.fetch import Call
 from cellgate.proxy.http.reply import CHUNKED, LAST_CHUNK, unframed
 from cellgate.proxy.http.sse import end_of_events, payload, split
 from cellgate.proxy.http.unit import Pool

@@ -23,7 +23,7 @@ from cellgate.probes.engine_metrics import EngineMetrics
 from cellgate.probes.fault_status import FaultStatus
 from cellgate.probes.known_answer import KnownAnswer
 from cellgate.probes.readiness import VIA_GATE, Readiness
-from cellgate.probes.runner import TOGETHER_S, Runner, Timers
+from cellgate.probes.runner import FEW_TOGETHER_S, TOGETHER_S, Runner, Timers
 from cellgate.probes.served import EngineVersion, ModelList
 from cellgate.proxy.config.limits import LIMITS, reached
 from cellgate.proxy.config.sources import SOURCES
@@ -69,6 +69,8 @@ _LOOK_AT: dict[Verdict, tuple[str, ...]] = {
 }
 """What is looked at as soon as a unit has this verdict."""
 
+_SAID_AGAIN = "again"
+"""Note: what a node says again and again; its time is that of the last time."""
 SWEEP_S = 1.0
 READ_AGAIN_S = 0.3
 """The counters of a unit that stands still are read once more within this time."""
@@ -124,7 +126,10 @@ class Prober:
     def start(self, unit: Unit) -> None:
         """Start the probes of a unit that is on the Board, or restart them. Needs a running loop."""
         self.stop(unit.name)
-        state = self._board.units[unit.name]
+        state, attention = self._board.units[unit.name], self._board.attention
+        if self._timers is None:
+            self._timers = Timers(asyncio.get_running_loop(), TOGETHER_S)
+        self._timers.few_early_s = FEW_TOGETHER_S if attention.is_large else 0.0
         runners = self._runners[unit.name] = {}
         everyone = self._all[unit.name] = []
         transport = self._transport_of(state)
@@ -167,8 +172,7 @@ class Prober:
         take: Callable[[Finding], None],
     ) -> Runner:
         loop, rules = asyncio.get_running_loop(), self._board.rules
-        if self._timers is None:
-            self._timers = Timers(loop, TOGETHER_S)
+        assert self._timers is not None
         fetch, net, uses = transport.fetch, transport.net, self._board.uses
         attention = self._board.attention
         context = UnitContext(state, node, rules, fetch, net, loop.time, self._rng, notes, uses, attention)
@@ -409,6 +413,18 @@ class UnitContext:
     def asks(self, at: float) -> None:
         if self.unit_state.asked_at == inf:
             self.unit_state.asked_at = at
+
+    def says_again(self, said: Evidence) -> bool:
+        state, key = self.unit_state, (said.node, said.source)
+        if not state.is_healthy_unchanged:
+            return False
+        known, again = state.last_evidence, self.notes.get(_SAID_AGAIN)
+        if again is not None and known.get(key) is again:
+            # Nobody else has it: a new one each time would cost as much as the question.
+            object.__setattr__(again, "at", self.now())
+        else:
+            known[key] = self.notes[_SAID_AGAIN] = replace(said, at=self.now())
+        return True
 
     def wake(self) -> None:
         self.attention.note(self.unit_state, self.now() + STAYS_S)

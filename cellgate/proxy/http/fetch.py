@@ -4,7 +4,7 @@ A unit that accepts no more connections would look healthy as long as one old co
 request uses a new connection when it is asked to, after a failure, and when the last new one was too long
 ago; otherwise a kept connection is used.
 
-In this order: `UnitFetch`, `Call`, `Following`, `UnitNet`.
+In this order: `UnitFetch`, `PageLook`, `Following`, `UnitNet`.
 """
 
 from __future__ import annotations
@@ -14,15 +14,16 @@ import math
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
-from cellgate.probes.base import Fetch, FetchError, Listener, Net, P, Reply, Trouble
+from cellgate.probes.base import Fetch, FetchError, Listener, Net, P, PageWait, Reply, Trouble
 from cellgate.probes.runner import Timers
+from cellgate.proxy.http.call import Call
 from cellgate.proxy.http.errors import Failure, FailureKind
 from cellgate.proxy.http.heads import RANK_FIELD
 from cellgate.proxy.http.held import HeldConnection
 from cellgate.proxy.http.names import Lookups
-from cellgate.proxy.http.reply import ReplyHead, UsualReply, usual_reply
+from cellgate.proxy.http.reply import ReplyHead, UsualReply
 from cellgate.proxy.http.turns import ReadScheduler
 from cellgate.proxy.http.unit import (
     LATE_S,
@@ -38,8 +39,8 @@ from cellgate.router.unit_state import UnitState
 FETCH_FRESH_S = 30.0
 FRESH_POST_S = 10.0
 """The same for a request with a body (a canary): so much later at most, a new connection is tried."""
-FRESH_HELD = 4.0
-"""So many times as long while a connection is held."""
+FRESH_HELD_S, FRESH_HELD_POST_S = 300.0, 40.0
+"""The same while a connection is held."""
 PAGES_MAX = 16
 """Usual replies are kept of so many pages of a server."""
 
@@ -133,9 +134,21 @@ class UnitFetch:
         *,
         timeout_s: float,
         max_bytes: int = 1 << 20,
-    ) -> _Waiting:
+    ) -> PageWait:
         """A GET without a task; see `cellgate.probes.base.Fetch`."""
-        return _Waiting(self, self._page(target), b"", timeout_s, max_bytes, False, done)
+        page, held = self._pages.get(target) or self._page(target), self.held
+        if held is not None and (usual := page.usual) is not None and len(usual.body) <= max_bytes:
+            now, look = self.now(), page.look
+            if look is None:
+                page.look = look = PageLook(self, page, held)
+            if not look.is_on_its_way and now - self.fresh_at < FRESH_HELD_S:
+                conn = held.take(now)
+                if conn is not None:
+                    if held.opened_at > self.fresh_at:
+                        self.fresh_at = held.opened_at
+                    look.ask(conn, now + timeout_s, max_bytes, done)
+                    return look
+        return _Waiting(self, page, b"", timeout_s, max_bytes, False, done)
 
     def note_reply(self) -> None:
         """A reply has come."""
@@ -196,6 +209,7 @@ class KnownPage:
         self.head = head
         self.usual: UsualReply | None = None
         self.reply: Reply | None = None
+        self.look: PageLook | None = None
 
     def answered(self, call: Call, status: int, body: bytes) -> Reply:
         """The reply to `call`: the same object as before when it is the usual one."""
@@ -205,6 +219,100 @@ class KnownPage:
             self.usual = usual
             self.reply = reply = Reply(status, _Headers(call.reply_head), body)
         return reply
+
+
+class PageLook:
+    """The request of a known page on a connection that is held, which is mostly answered as always: one
+    object for all of them. `tell` is called as soon as the connection is free again. Of whatever else comes
+    a request of its own is made.
+    """
+
+    __slots__ = (
+        "_conn",
+        "_due_at",
+        "_fetch",
+        "_held",
+        "_max_bytes",
+        "_page",
+        "_tell",
+        "_waiting",
+        "is_on_its_way",
+    )
+
+    def __init__(self, fetch: UnitFetch, page: KnownPage, held: HeldConnection) -> None:
+        self._fetch, self._page, self._held = fetch, page, held
+        self._conn: UnitConnection | None = None
+        self._due_at, self._max_bytes = 0.0, 0
+        self._tell: Callable[[Reply | FetchError], None] | None = None
+        self._waiting: _Waiting | None = None
+        self.is_on_its_way = False
+
+    def ask(
+        self,
+        conn: UnitConnection,
+        due_at: float,
+        max_bytes: int,
+        tell: Callable[[Reply | FetchError], None],
+    ) -> None:
+        """Send it."""
+        self._conn, self._due_at, self._max_bytes = conn, due_at, max_bytes
+        self._tell, self._waiting, self.is_on_its_way = tell, None, True
+        self._fetch.deadlines.expect(self, due_at)
+        page = self._page
+        conn.send(page.head, b"", self, to_head=False, usual=page.usual)
+
+    def on_read(self, data: bytes, pieces: list[bytes], conn: UnitConnection) -> None:
+        """The reply, or a part of one that is not as always."""
+        usual = self._page.usual
+        if usual is not None and conn.reply.head is usual.head and conn.reply.ended:
+            self._fetch.note_reply()
+            self._held.then = self._answered
+            return
+        waiting = self._become()
+        if waiting is not None:
+            waiting.reads_on(data, pieces, conn)
+
+    def on_failed(self, failure: Failure) -> None:
+        """The connection is gone."""
+        waiting = self._become()
+        if waiting is not None:
+            waiting.failed(failure)
+
+    def expire(self) -> None:
+        """It has had no answer in time."""
+        waiting, conn = self._become(), self._conn
+        if waiting is not None and conn is not None:
+            waiting.reads_on(b"", [], conn)
+            waiting.expire()
+
+    def abandon(self) -> None:
+        """Nobody wants the answer any more."""
+        if self._waiting is not None:
+            self._waiting.abandon()
+        elif self.is_on_its_way:
+            self._end()
+            if self._conn is not None:
+                self._conn.drop()
+
+    def _answered(self) -> None:
+        """The connection is free again."""
+        tell, reply = self._tell, self._page.reply
+        self._end()
+        if tell is not None and reply is not None:
+            tell(reply)
+
+    def _end(self) -> None:
+        self._held.then, self._tell, self.is_on_its_way = None, None, False
+        self._fetch.deadlines.forget(self)
+
+    def _become(self) -> _Waiting | None:
+        """A request of its own, on the same connection; None: nobody wants it."""
+        tell = self._tell
+        self._end()
+        if tell is None:
+            return None
+        self._waiting = _Waiting.of(self._fetch, self._page, self._due_at, self._max_bytes, tell)
+        return self._waiting
 
 
 class _Waiting:
@@ -225,18 +333,44 @@ class _Waiting:
         now, held = fetch.now(), fetch.held
         fresh_s, conn = FRESH_POST_S if body else FETCH_FRESH_S, None
         if held is not None and held.is_open:
-            fresh_s *= FRESH_HELD
+            fresh_s = FRESH_HELD_POST_S if body else FRESH_HELD_S
         is_fresh = fresh or now - fetch.fresh_at >= fresh_s
         self._fetch = fetch
         self._page = page
         self._tell: Callable[[Reply | FetchError], None] | None = tell
         self._is_over = False
         self._fresh_at = now if is_fresh else 0.0
-        if held is not None and not is_fresh and (conn := held.take()) is not None:
+        if held is not None and not is_fresh and (conn := held.take(now)) is not None:
             self._fresh_at = max(fetch.fresh_at, held.opened_at)
-        self._due = fetch.deadlines.at(now + timeout_s, self._expire)
-        self._call = Call(self, fetch.pool, page.head, body, max_bytes=max_bytes, usual=page.usual)
+        self._wait(now + timeout_s, body, max_bytes)
         self._call.begin(fresh=is_fresh, held=conn)
+
+    @classmethod
+    def of(
+        cls,
+        fetch: UnitFetch,
+        page: KnownPage,
+        due_at: float,
+        max_bytes: int,
+        tell: Callable[[Reply | FetchError], None],
+    ) -> _Waiting:
+        """One for a page that was asked for already: it goes on, or has failed."""
+        waiting = cls.__new__(cls)
+        waiting._fetch, waiting._page, waiting._tell = fetch, page, tell
+        waiting._is_over, waiting._fresh_at = False, 0.0
+        waiting._wait(due_at, b"", max_bytes)
+        return waiting
+
+    def _wait(self, due_at: float, body: bytes, max_bytes: int) -> None:
+        self._due = self._fetch.deadlines.at(due_at, self.expire)
+        page = self._page
+        self._call = Call(self, self._fetch.pool, page.head, body, max_bytes=max_bytes, usual=page.usual)
+
+    def reads_on(self, data: bytes, pieces: list[bytes], conn: UnitConnection) -> None:
+        """Read the reply on this connection, of which something has come."""
+        self._call.take_reply_of(conn)
+        if data or pieces:
+            self._call.on_read(data, pieces, conn)
 
     def answered(self, status: int, body: bytes) -> None:
         fetch, call = self._fetch, self._call
@@ -262,7 +396,8 @@ class _Waiting:
             self._close()
             call.abandon()
 
-    def _expire(self) -> None:
+    def expire(self) -> None:
+        """It has had no answer in time."""
         phase = self._call.phase
         self._call.abandon()
         if self._fetch.now() > self._due.when + LATE_S:
@@ -316,113 +451,6 @@ class _Headers(Mapping[str, str]):
     def _read(self) -> dict[str, str]:
         pairs = [*self._head.fields, *(line.rstrip(b"\r\n").split(b": ", 1) for line in self._head.lines)]
         return {name.decode("latin-1"): value.decode("latin-1") for name, value in pairs}
-
-
-# One request to a server whose whole reply is wanted: callbacks, no task, no timer.
-
-
-REPLY_BYTES = 64 << 20
-
-
-class Caller(Protocol):
-    """Gets the result of a call: one of the two is called, once, unless the call is abandoned."""
-
-    def answered(self, status: int, body: bytes) -> None: ...
-    def failed(self, failure: Failure) -> None: ...
-
-
-class Call:
-    """One request in flight. Also the waiter for its connection, and the sink of its reply.
-
-    `over`: the caller has the result, or the call is abandoned; `reply_head` is set once it has arrived;
-    `usual` is what the server usually replies, or has just replied, if that may be usual.
-    """
-
-    def __init__(
-        self,
-        caller: Caller,
-        pool: Pool,
-        head: bytes,
-        body: bytes,
-        *,
-        max_bytes: int = REPLY_BYTES,
-        usual: UsualReply | None = None,
-    ) -> None:
-        self._caller = caller
-        self._pool = pool
-        self._head = head
-        self._body = body
-        self._max_bytes = max_bytes
-        self.usual = usual
-        self._pieces: list[bytes]
-        self._size: int
-
-    def begin(self, *, fresh: bool = False, held: UnitConnection | None = None) -> None:
-        """Send it on the connection that is held, or another one: a new one if `fresh`. A call that has
-        failed may begin again.
-        """
-        self.over = self._has_read = False
-        self._conn: UnitConnection | None = None
-        self.reply_head: ReplyHead | None = None
-        if held is not None:
-            self.on_connected(held)
-        else:
-            self._pool.take(self, fresh=fresh)
-
-    def abandon(self) -> None:
-        """Stop waiting for the reply."""
-        if self.over:
-            return
-        self.over = True
-        if self._conn is not None:
-            self._conn.drop()
-        else:
-            self._pool.cancel(self)
-
-    @property
-    def phase(self) -> str:
-        """How far it is."""
-        if self._conn is None:
-            return "connecting"
-        return "waiting for its reply" if self.reply_head is None else "reading its reply"
-
-    def on_connected(self, conn: UnitConnection) -> None:
-        """The pool's answer."""
-        self._conn = conn
-        conn.send(self._head, self._body, self, to_head=False, usual=self.usual)
-
-    def on_read(self, data: bytes, pieces: list[bytes], conn: UnitConnection) -> None:
-        """A part of the reply."""
-        usual = self.usual
-        if usual is None or conn.reply.head is not usual.head or len(usual.body) > self._max_bytes:
-            self._take(data, pieces, conn)
-        else:
-            # Only the whole of it is known by its head.
-            self.over = True
-            self.reply_head = usual.head
-            self._caller.answered(usual.head.status, usual.body)
-
-    def _take(self, data: bytes, pieces: list[bytes], conn: UnitConnection) -> None:
-        is_first, self._has_read = not self._has_read, True
-        if is_first:
-            self._pieces, self._size = [], 0
-        self._pieces += pieces
-        self._size += sum(map(len, pieces))
-        self.reply_head = head = conn.reply.head
-        if self._size > self._max_bytes:
-            conn.drop()
-            self.on_failed(Failure(FailureKind.GARBAGE, f"its reply is larger than {self._max_bytes} bytes"))
-        elif conn.reply.ended and head is not None:
-            self.over = True
-            body = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
-            keep_alive = conn.reply.keep_alive and is_first
-            self.usual = usual_reply(data, head, body, keep_alive=keep_alive)
-            self._caller.answered(head.status, body)
-
-    def on_failed(self, failure: Failure) -> None:
-        """The reply failed."""
-        self.over = True
-        self._caller.failed(failure)
 
 
 # Follows a reply without an end, on a connection of its own.
@@ -669,3 +697,4 @@ class Reach(UnitPools):
             self._stop_holding(state)
         for net in self._nets.values():
             net.close()
+        self._deadlines.close()

@@ -12,8 +12,8 @@ from math import inf
 
 from cellgate.proxy.http.unit import Pool, UnitConnection
 
-HELD_S = 60.0
-"""It is held for so long after the last time that this was wanted."""
+HELD_S = 120.0
+"""It is held for so long after the last time that this was wanted, or a question went through it."""
 HOLDS_LEAST_S = 3.0
 """Servers close what is idle after seconds (vLLM: 5, and never before a request). One that closes sooner
 after it has accepted ..."""
@@ -38,6 +38,8 @@ class HeldConnection:
         """When the last one was asked for."""
         self._wanted_until = self._not_before = -inf
         self._lost: Callable[[], None] = lambda: None
+        self.then: Callable[[], None] | None = None
+        """Called once the connection is free again, or dropped."""
 
     @property
     def is_open(self) -> bool:
@@ -45,18 +47,19 @@ class HeldConnection:
         return self._conn is not None
 
     def want(self, lost: Callable[[], None]) -> None:
-        """Hold one from now on, for a while."""
+        """Hold one from now on, for a while after the last question."""
         now = self._loop.time()
         self._lost, self._wanted_until = lost, now + HELD_S
         if self._conn is None and self._opening is None and now >= self._not_before:
             self._open(now)
 
-    def take(self) -> UnitConnection | None:
+    def take(self, now: float) -> UnitConnection | None:
         """The connection, for one request; None: there is none to spare."""
         conn = self._conn
         if conn is None or self._is_busy or not conn.usable:
             return None
         self._is_busy = conn.reused = True
+        self._wanted_until = now + HELD_S
         return conn
 
     def close(self) -> None:
@@ -73,11 +76,15 @@ class HeldConnection:
         """The reply to a question has come."""
         self._is_busy = False
         conn.idle_since = self._loop.time()
+        if (then := self.then) is not None:
+            then()
 
     def forget(self, conn: UnitConnection) -> None:
         """It is dropped."""
         if conn is self._conn:
             self._conn, self._is_busy = None, False
+            if (then := self.then) is not None:
+                then()
 
     def closed(self, conn: UnitConnection, **_how: bool) -> None:
         """The server has closed it. In the middle of a question, whoever asked learns of it as well."""

@@ -19,8 +19,8 @@ from urllib.parse import urlsplit
 
 import orjson
 
+from cellgate.proxy.http.call import Call
 from cellgate.proxy.http.errors import Failure, FailureKind
-from cellgate.proxy.http.fetch import Call
 from cellgate.proxy.http.sse import is_error, message_of
 from cellgate.proxy.observe.defects import guarded
 from cellgate.proxy.request.body_shape import NAMES as OF_THE_PROMPT

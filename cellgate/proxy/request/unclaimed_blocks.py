@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from cellgate.proxy.http.call import Call
 from cellgate.proxy.http.errors import Failure
-from cellgate.proxy.http.fetch import Call
 from cellgate.proxy.http.unit import Pool
 from cellgate.proxy.request.ports import Reports
 from cellgate.router.board import Board

@@ -14,8 +14,8 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 import orjson
 
 from cellgate.proxy.config.limits import reached
+from cellgate.proxy.http.call import Call
 from cellgate.proxy.http.errors import Failure, FailureKind
-from cellgate.proxy.http.fetch import Call
 from cellgate.proxy.http.request import Request
 from cellgate.proxy.http.sse import WORKING, extra_field, payload
 from cellgate.proxy.http.unit import Pool
