@@ -47,6 +47,8 @@ class Gate:
     ) -> None:
         self.world = world
         self.number = number
+        self.name = f"{number} {world.now:.3f}"
+        """One that takes over another's place has its number, and another name."""
         self.board = Board(Rules())
         self.router = Router(self.board, POLICIES[policy](), rng, Queue(FairRules()))
         self.peers: list[Gate] = [self]
@@ -260,16 +262,16 @@ class Gate:
     def _share_prefixes(self) -> None:
         """As RedisLink writes and reads what PrefixSharing tells."""
         if self.prefixes is None:
-            self.prefixes = PrefixSharing(self.board, str(self.number), _Known(""), lambda: self.world.now)
+            self.prefixes = PrefixSharing(self.board, self.name, _Known(""), lambda: self.world.now)
         self._beats += 1
         self.prefixes.received_beats(
-            {str(peer.number): peer._beats for peer in self.peers if peer is not self}
+            {peer.name: peer._beats for peer in self.peers if peer is not self}
         )
         self.document, _ = self.prefixes.document()
         self.told_bytes.append(len(self.document or b""))
         for peer in self.peers:
             if peer is not self and peer.document is not None:
-                self.prefixes.received(str(peer.number), peer.document)
+                self.prefixes.received(peer.name, peer.document)
 
     def _flipped(self, consequence: Consequence) -> None:
         """As Gate._flipped."""

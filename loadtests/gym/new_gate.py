@@ -1,8 +1,9 @@
 """What a restart costs: a gate that knows nothing takes over from one that has learnt, in the middle of it.
 
 `python -m loadtests.gym.new_gate`: the TTFT of the minute after, beside that of the same minute without it,
-with 4 and 100 units, one gate or one of two. What must hold: at most 2 times with one gate. A run with 100
-units takes a minute or two.
+with 4 and 100 units, one gate or one of two. The old one ends its requests; beside another gate all see them
+meanwhile, through Redis. What must hold: at most 2 times with one gate, 1.1 times beside another. A run with
+100 units takes a minute or two.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from loadtests.kit.report import columns, print_problems
 
 CELLS = (Cell("chat", "equal", 0.6), Cell("agents", "equal", 0.6), Cell("agents", "hundred", 0.6))
 AFTER_S = 60.0
-MOST = 2.0
+MOST = {1: 2.0, 2: 1.1}
+"""By how many gates there are."""
 
 
 class Job(NamedTuple):
@@ -101,7 +103,7 @@ def main() -> int:
     problems = [
         f"{cell}: {new_s / usual_s:.2f} times the TTFT"
         for cell, gates, usual_s, new_s in rows
-        if gates == 1 and new_s > MOST * usual_s
+        if new_s > MOST[gates] * usual_s
     ]
     print_problems(problems)
     return int(bool(problems))
@@ -120,7 +122,11 @@ def play(job: Job) -> float:
     def swap(now: float) -> None:
         world.begins_at = now
         new = Gate(world, random.Random(f"{job.seed} new"), 0)
-        first.old.peers, gates[0], new.peers, first.new = [first.old], new, gates, new
+        gates[0], new.peers, first.new = new, gates, new
+        if job.gates > 1:
+            gates.append(first.old)
+        else:
+            first.old.peers = [first.old]
 
     if job.replaced:
         world.at(at, swap)
