@@ -264,9 +264,7 @@ class Gate:
         if self.prefixes is None:
             self.prefixes = PrefixSharing(self.board, self.name, _Known(""), lambda: self.world.now)
         self._beats += 1
-        self.prefixes.received_beats(
-            {peer.name: peer._beats for peer in self.peers if peer is not self}
-        )
+        self.prefixes.received_beats({peer.name: peer._beats for peer in self.peers if peer is not self})
         self.document, _ = self.prefixes.document()
         self.told_bytes.append(len(self.document or b""))
         for peer in self.peers:

@@ -93,14 +93,20 @@ async def test_an_allowed_request_goes_on_as_it_is() -> None:
         assert len(judge.connections) == 1
 
 
-async def test_a_request_of_which_an_engine_may_read_another_part_reaches_neither() -> None:
+@pytest.mark.parametrize("values", [1, LIMITS.json_nodes_on_loop])
+async def test_a_request_of_which_an_engine_may_read_another_part_reaches_neither(values: int) -> None:
+    """Also one with so many values that it is read elsewhere."""
     judge = Judge(no_secrets)
     async with gate(judge) as (here, client):
-        message = b'{"role":"user","content":"a secret","content":"hello"}'
-        reply = await client.ask(post(b'{"model":"tiny","messages":[%b]}' % message))
+        message, more = b'{"role":"user","content":"a secret","content":"hello"}', b"1," * values + b"1"
+        reply = await client.ask(post(b'{"model":"tiny","messages":[%b],"x":[%b]}' % (message, more)))
         assert (reply.status, reply.error["param"]) == (400, "content")
         assert (here.received, judge.asked) == (0, [])
-        assert (await client.ask(chat())).whole
+        good = (
+            b'{"model":"tiny","messages":[{"role":"user","content":"hello"}],"stream":true,"x":[%b]}' % more
+        )
+        assert (await client.ask(post(good))).whole
+        assert (here.received, len(judge.asked)) == (1, 1)
 
 
 async def test_a_denied_request_reaches_no_unit_and_says_why_and_a_changed_one_is_what_it_gets() -> None:

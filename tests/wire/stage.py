@@ -28,7 +28,8 @@ from cellgate.proxy.http.errors import Failure
 from cellgate.proxy.observe.access_log import AccessLog, Finished
 from cellgate.proxy.observe.events import EventLog
 from cellgate.proxy.process.tls import LiveTls
-from cellgate.proxy.request.body import read_ask
+from cellgate.proxy.request.body import read_ask, read_large_ask
+from cellgate.proxy.request.one_meaning import ONCE
 from cellgate.router.nouns import Ask, Evidence, Fleet, Sign, Strength, Unit
 from tests.sim import world
 from tests.wire.client import Client, connected
@@ -108,8 +109,8 @@ class _Nowhere:
 def unheard_gate(settings: Settings, loop: asyncio.AbstractEventLoop, records: Records) -> Gate:
     """A gate that parses large bodies at once and logs nowhere."""
 
-    async def read(body: bytes, *_: object) -> Ask | Failure:
-        return read_ask(body)
+    async def read(body: bytes, _payer: str, _why_not: object, route: str) -> Ask | Failure:
+        return read_large_ask(body, route) if route == ONCE else read_ask(body)
 
     return make_gate(
         settings,

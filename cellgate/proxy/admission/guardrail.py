@@ -33,7 +33,7 @@ from cellgate.proxy.http.sse import BOM
 from cellgate.proxy.http.unit import MakeTls, Pool
 from cellgate.proxy.observe.defects import guarded
 from cellgate.proxy.request.body import is_large, read_ask
-from cellgate.proxy.request.one_meaning import why_repeated
+from cellgate.proxy.request.one_meaning import ONCE, why_repeated
 from cellgate.proxy.request.routes import GENERATE, STICKY, UNLISTED
 from cellgate.router.nouns import Ask
 
@@ -77,14 +77,24 @@ class Guardrail:
             if isinstance(unread, Failure):
                 self._loop.call_soon(tell, unread)
             return isinstance(unread, Failure)
-        if not is_large(body) and (twofold := why_repeated(body)) is not None:
+        most = LIMITS.json_bytes_on_loop
+
+        def read(found: Ask | Failure | None) -> None:
             # What the guardrail allows is passed on byte for byte: an engine may read the other one.
+            if isinstance(found, Failure):
+                tell(found)
+                return
+            exchange.stop_reading = self._hook.ask(
+                "request", about_request(exchange, ask), "body", body, tell, max_bytes=most, payer=ask.payer
+            )
+
+        if len(body) <= most and is_large(body):
+            gate, request = exchange.gate, exchange.request
+            exchange.stop_reading = gate.read_large(request, ask.payer, lambda: None, ONCE, read)
+        elif len(body) <= most and (twofold := why_repeated(body)) is not None:
             self._loop.call_soon(tell, twofold)
-            return True
-        about, most = about_request(exchange, ask), LIMITS.json_bytes_on_loop
-        exchange.stop_reading = self._hook.ask(
-            "request", about, "body", body, tell, max_bytes=most, payer=ask.payer
-        )
+        else:
+            read(None)
         return True
 
     def screen_answer(self, exchange: Exchange) -> None:

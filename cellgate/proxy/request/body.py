@@ -15,7 +15,7 @@ from cellgate.proxy.config.limits import LIMITS, reached
 from cellgate.proxy.http.errors import Failure, FailureKind
 from cellgate.proxy.request.answer_limits import limits_of
 from cellgate.proxy.request.body_shape import BodyShape, new_shape, shapes
-from cellgate.proxy.request.one_meaning import models_beside, weighty_in, why_twofold
+from cellgate.proxy.request.one_meaning import ONCE, models_beside, weighty_in, why_repeated, why_twofold
 from cellgate.proxy.request.prompt import prompt_in
 from cellgate.proxy.request.stored_objects import named_object
 from cellgate.proxy.resume.streams import WAYS
@@ -65,7 +65,11 @@ def has_more_nodes(body: bytes, limit: int) -> bool:
 
 
 def read_large_ask(body: bytes, route: str = "") -> Ask | Failure:
-    """`read_ask` for a body of any size, off the loop. A body with too many values is refused unparsed."""
+    """`read_ask` for a body of any size, off the loop. A body with too many values is refused unparsed. In
+    place of a route, ONCE only asks whether a field is there twice.
+    """
+    if route == ONCE:
+        return why_repeated(body) or Ask()
     if has_more_nodes(body, LIMITS.json_nodes):
         reached("json_nodes")
         return Failure(FailureKind.BAD_JSON, f"the body has more than {LIMITS.json_nodes} values")

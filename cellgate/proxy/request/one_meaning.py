@@ -38,6 +38,8 @@ _WEIGHTY_FIELDS = re.compile(
 )
 _ESCAPED_LETTERS = re.compile(rb"\\u00[4-7]")
 _MEANING_NAMES_MAX = 16
+ONCE = "once"
+"""In place of a route, for those who read large bodies: whether no object has a field twice."""
 
 
 def why_twofold(names: tuple[str, ...], body: bytes) -> Failure | None:
