@@ -367,10 +367,6 @@ def _rerank(model: str, prompt: str, _: Any) -> dict[str, Any]:
     return _named(model, query=prompt, documents=[prompt])
 
 
-def _messages(model: str, prompt: str, _: Any) -> dict[str, Any]:
-    return _named(model, messages=[{"role": "user", "content": prompt}], max_tokens=1)
-
-
 def _response(model: str, prompt: str, _: Any) -> dict[str, Any]:
     return _named(model, input=prompt, max_output_tokens=1, store=False)
 
@@ -460,7 +456,7 @@ CANARIES: dict[str, Api] = {
 """By the name that `canary:` has in the configuration."""
 APIS: dict[str, Api] = {
     **CANARIES,
-    "messages": Api("/v1/messages", _messages, "content", generates=True, streams=True),
+    "messages": Api("/v1/messages", _chat, "content", generates=True, streams=True),
     "responses": Api("/v1/responses", _response, "output", generates=True, streams=True),
     "audio": Api("/v1/audio/transcriptions", _silence, "text", is_form=True),
     "speech": Api("/v1/audio/speech", _speech, "", is_file=True),

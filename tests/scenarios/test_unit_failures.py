@@ -132,20 +132,6 @@ async def test_when_every_unit_answers_500_the_client_gets_an_error_and_retries_
     assert max(record.attempts for record in stage.gate.records) <= 4
 
 
-@pytest.mark.parametrize(
-    ("fault", "status", "code", "unit"),
-    [(Behaviour(error_rate=1.0), 500, "500", "a"), (Behaviour(garbage=True), 502, "garbage", None)],
-)
-@played(Stage, units=1)
-async def test_the_only_unit_s_own_words_reach_the_client_and_its_garbage_does_not(
-    stage: Stage, fault: Behaviour, status: int, code: str, unit: str | None
-) -> None:
-    await asyncio.sleep(0.5)  # The canary that asks a new unit for its usual answer is over.
-    stage.engines["a"].behaviour = fault
-    visit = await stage.ask()
-    assert (visit.reply.status, visit.code, visit.unit) == (status, code, unit)
-
-
 @pytest.mark.parametrize("status", [429, 503])
 @played(Stage)
 async def test_a_busy_unit_is_passed_over_and_a_busy_fleet_says_so_without_any_change_of_verdict(

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from loadtests.kit.processes import children
 from loadtests.simunit.process import SimUnit
 from tests.wire.process import GateProcess, eventually, metrics
 
@@ -73,35 +72,4 @@ def test_a_wedged_unit_is_brought_back_by_a_command_once_a_reload_says_that_ther
         assert eventually(lambda: "recovering unit a: sh -c" in gate.log)
         gate.signal(signal.SIGTERM)
         assert gate.exit_code() == 0
-        assert "Traceback" not in gate.log
-
-
-def running(gate: GateProcess) -> list[str]:
-    """What it has started and is running."""
-    return [Path(f"/proc/{pid}/comm").read_text().strip() for pid in children(gate.process.pid)]
-
-
-def test_a_command_that_hangs_is_killed_and_ends_with_its_gate(unit: SimUnit, tmp_path: Path) -> None:
-    audit = tmp_path / "audit"
-    hangs = remedy(
-        command=["sh", "-c", "echo begun; sleep 100"],
-        audit=str(audit),
-        after_s=0.2,
-        timeout_s=0.5,
-        backoff_s=2,
-    )
-    longer = remedy(command=["sleep", "100"], audit=str(audit), after_s=0.2, timeout_s=200, backoff_s=2)
-    at_once = {"drain_delay_s": 0, "drain_s": 1}
-    with GateProcess(tmp_path, {}, cells=cells(unit), operator=hangs, timeouts=at_once) as gate:
-        gate.until_up("a")
-        unit.signal_follower(signal.SIGSTOP)
-        assert eventually(lambda: len(entries(audit)) >= 2)
-        end = entries(audit)[1]
-        assert (end["result"], end["output"]) == ("timeout", "begun\n")
-        assert counted(gate, "timeout") >= 1
-        change(gate, longer)
-        assert eventually(lambda: "sleep" in running(gate))
-        gate.signal(signal.SIGTERM)
-        assert gate.exit_code() == 0
-        assert entries(audit)[-1]["result"] == "cut_off"
         assert "Traceback" not in gate.log
