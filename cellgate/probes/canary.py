@@ -622,12 +622,12 @@ def _weigh(trouble: Trouble, *, excused: bool) -> tuple[Sign, Strength]:
 
 def _read(context: ProbeContext, kind: _Kind, reply: Reply) -> _Finding:
     """The evidence of a reply, with its reason."""
-    said = _say(kind, reply)
     if reply.status == 200:
         if wrong := why_no_answer(APIS[kind.api], reply, stream=kind.stream):
-            is_empty = wrong == NOTHING_GENERATED
-            return _Finding(Sign.BAD, Strength.STRONG, f"{wrong} in {said}", is_empty=is_empty)
+            is_empty, said = wrong == NOTHING_GENERATED, f"{wrong} in {_say(kind, reply)}"
+            return _Finding(Sign.BAD, Strength.STRONG, said, is_empty=is_empty)
         return _Finding(Sign.GOOD, Strength.STRONG, f"one token by {kind.word}", fingerprint_of(reply.body))
+    said = _say(kind, reply)
     if reply.status >= 500 and reply.status not in _NOT_SERVED:
         return _Finding(Sign.BAD, Strength.STRONG, said, is_refusal=True)
     # A unit that refuses canaries refuses clients. One that starts has never served, and proves nothing.

@@ -365,6 +365,8 @@ class Awaited(Protocol):
 class Timer:
     """A call that is to be made at a time; `call` is None once it was made or cancelled."""
 
+    __slots__ = ("call", "when")
+
     def __init__(self, when: float, call: Callable[[], None]) -> None:
         self.when = when
         self.call: Callable[[], None] | None = call

@@ -107,8 +107,9 @@ class Call:
         elif conn.reply.ended and head is not None:
             self.over = True
             body = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
-            keep_alive = conn.reply.keep_alive and is_first
-            self.usual = usual_reply(data, head, body, keep_alive=keep_alive)
+            # The answer to a body is hardly the same twice.
+            keep_alive = conn.reply.keep_alive and is_first and not self._body
+            self.usual = usual_reply(data, head, body, keep_alive=True) if keep_alive else None
             self._caller.answered(head.status, body)
 
     def on_failed(self, failure: Failure) -> None:

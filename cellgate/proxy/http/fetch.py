@@ -115,9 +115,10 @@ class UnitFetch:
     ) -> Reply:
         """The whole reply; see `cellgate.probes.base.Fetch`."""
         done: asyncio.Future[Reply | FetchError] = self._loop.create_future()
-        page = self._page(target)
         if method != "GET" or request_id or rank is not None:
             page = KnownPage(self._head(method, target, len(body), request_id, rank, content_type))
+        else:
+            page = self._page(target)
         waiting = _Waiting(self, page, body, timeout_s, max_bytes, fresh, partial(_settle, done))
         try:
             outcome = await done
