@@ -21,6 +21,10 @@ from loadtests.wire.blocking import fetch
 
 CPU_LIMIT, IDLE_CPU_LIMIT = 0.30, 0.08
 CANARY_PERIOD_S, KNOWN_PROMPT_PERIOD_S = 14.0, 60.0
+MEASURED_S = 68.0
+"""Five times the mean pause between canaries: units are not spread evenly, and in another time some would be
+counted once more or less.
+"""
 JITTER = 0.05
 """Of canaries: pauses are drawn, so that units drift apart."""
 
@@ -121,7 +125,7 @@ def main() -> int:
     """Measure both fleets, or one; 0 when all holds."""
     parser = argparse.ArgumentParser(prog="python -m loadtests.probe_cost", description=__doc__)
     parser.add_argument("--units", type=int, default=1000)
-    parser.add_argument("--seconds", type=float, default=60.0, help="of measuring, for each fleet")
+    parser.add_argument("--seconds", type=float, default=MEASURED_S, help="of measuring, for each fleet")
     parser.add_argument("--metrics-kb", type=float, default=METRICS_KB, help="a page of engine metrics")
     parser.add_argument("--busy", action=argparse.BooleanOptionalAction, help="only the busy or idle fleet")
     args = parser.parse_args()
