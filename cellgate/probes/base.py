@@ -394,9 +394,17 @@ def is_in_use(context: ProbeContext) -> bool:
 _ERROR_MESSAGE = re.compile(rb'"(?:message|detail|error)"\s*:\s*"((?:[^"\\]|\\.)+)"')
 _WORDS_MAX = 80
 _WORDS_WITHIN = 4096
+_SHUTS_DOWN = re.compile(r"shut(?:s|ting)?[ -]?down|draining|terminating", re.IGNORECASE)
 
 
 def words_in(body: bytes) -> str:
     """What an engine says of an error, in quotes, if its JSON has any words; else nothing."""
     said = _ERROR_MESSAGE.search(body[:_WORDS_WITHIN])
     return ascii(said[1][:_WORDS_MAX].decode("utf-8", "replace")) if said is not None else ""
+
+
+def shuts_down(words: str) -> bool:
+    """Whether an engine says with its error that it shuts down: it takes nothing new, and finishes what it
+    has.
+    """
+    return _SHUTS_DOWN.search(words) is not None

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import ClassVar, NamedTuple
 
-from cellgate.probes.base import FetchError, ProbeContext, Reply, Trouble, is_in_use, words_in
+from cellgate.probes.base import FetchError, ProbeContext, Reply, Trouble, is_in_use, shuts_down, words_in
 from cellgate.probes.engines import (
     APIS,
     MEDIA,
@@ -352,16 +352,19 @@ async def _fly_each(context: ProbeContext, model: str, timeout_s: float) -> _Fin
         return await _by_pages(context, "it has no model loaded, and a canary loads none", timeout_s)
     passed, fates = set[_Kind](), list[_Finding]()
     for kind in _kinds(context, model, waiting, loaded):
-        asked_at = context.now()
+        asked_at, was_hung = context.now(), context.notes.get(_HUNG) == kind
+        # It may be one of the requests for which that takes long.
+        limit_s = max(timeout_s, context.borne_s) if was_hung else timeout_s
         try:
-            judged = await _fly(context, kind, asked_at + timeout_s)
+            judged = await _fly(context, kind, asked_at + limit_s)
         except FetchError as error:
             if error.trouble is not Trouble.TIMEOUT or not kind.api:
                 raise
-            was_hung = context.notes.get(_HUNG) == kind and bool(passed)
-            if not (was_hung or context.answers_since(asked_at)):
+            if not ((was_hung and passed) or context.answers_since(asked_at)):
                 raise
             context.notes[_HUNG] = kind
+            if context.now() - asked_at < context.borne_s:
+                raise
             raise _AloneError(error.trouble, f"{kind.word}, while others are answered: {error}") from error
         if judged.sign is Sign.GOOD:
             passed.add(kind)
@@ -466,7 +469,7 @@ async def _fly(context: ProbeContext, kind: _Kind, deadline: float) -> _Finding:
     while True:
         asked_at, is_usual = context.now(), context.verdict in _WARM and _has_nothing_to_do(context)
         done, reply = await _ask_token(context, kind, deadline)
-        if reply.status not in BUSY_STATUSES:
+        if reply.status not in BUSY_STATUSES or (reply.status == 503 and shuts_down(words_in(reply.body))):
             break
         busy_at = min(busy_at, context.now())
         # A request that is refused at once is also in flight for a moment; only one that stays is work.
@@ -629,7 +632,9 @@ def _read(context: ProbeContext, kind: _Kind, reply: Reply) -> _Finding:
         return _Finding(Sign.GOOD, Strength.STRONG, f"one token by {kind.word}", fingerprint_of(reply.body))
     said = _say(kind, reply)
     if reply.status >= 500 and reply.status not in _NOT_SERVED:
-        return _Finding(Sign.BAD, Strength.STRONG, said, is_refusal=True)
+        # Nothing in this request can have made the engine say that it shuts down.
+        strength = Strength.FATAL if shuts_down(words_in(reply.body)) else Strength.STRONG
+        return _Finding(Sign.BAD, strength, said, is_refusal=True)
     # A unit that refuses canaries refuses clients. One that starts has never served, and proves nothing.
     reason = f"the canary was refused: {said}"
     if reply.status in _NOT_ALLOWED:

@@ -14,6 +14,7 @@ from collections.abc import Collection, Container, Iterable, Iterator, Mapping, 
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import partial
+from itertools import islice
 from math import inf
 from typing import NamedTuple
 
@@ -44,6 +45,7 @@ from cellgate.router.nouns import (
 )
 from cellgate.router.opinions import REFUSING_SOURCE
 from cellgate.router.outliers import Outlier
+from cellgate.router.pauses import Longest
 from cellgate.router.prefill_decode import Pairs
 from cellgate.router.prefix import ProvenPrefixes, RemotePrefixes, SharedPrefixes
 from cellgate.router.queue import Pools
@@ -79,7 +81,8 @@ class Board:
         self.awaited: Container[str] = ()
         """The pools for which requests wait."""
         self.ends_known: dict[tuple[str, frozenset[str]], EventEnds] = {}
-        """How the events of streams end, by engine and models."""
+        self.waits_known: dict[tuple[str, frozenset[str]], Longest] = {}
+        """How the events of streams end, and long waits for a first token, by engine and models."""
         self.pairs = Pairs()
         self.uses = Uses()
         self.adapters: frozenset[str] = frozenset()
@@ -136,7 +139,7 @@ class Board:
             if known is None:
                 state = self.units[unit.name] = UnitState(unit, fleet.cell(unit.cell), open_case(now))
                 state.on_change = partial(self._changed, state)
-                state.ends_known = self.ends_known
+                state.ends_known, state.waits_known = self.ends_known, self.waits_known
                 if (old := heirs.get(unit.name)) is not None:
                     state.succeed(old)
                     if unit.name not in kept:
@@ -323,6 +326,12 @@ class Board:
         if not (state.progress_at > since and state.is_usable()):
             return False
         return not state.leases or now - state.quiet_since < self.rules.silent_min_s
+
+    def learn_waits(self, state: UnitState, now: float) -> None:
+        """A unit that counts no steps shows nothing: requests may wait as long at peers that do better."""
+        for other in islice(self.peers(state), PEERS_WAITING):
+            if self._does_better(other, now - self.rules.silent_min_s, now):
+                state.overtaken.add(other.overtaken_s(now), now)
 
     def learn_pause(self, state: UnitState, pause_s: float, at: float) -> None:
         """A unit has gone on by itself after so long: it and its peers may do so again."""
@@ -577,6 +586,8 @@ BUILDS_MAX = 64
 RESTART_SUSPECTED_S = 5.0
 """A suspected restart without confirmation for this long is dropped: probably only connections were lost."""
 
+PEERS_WAITING = 4
+"""So many peers of a silent unit are looked at for requests that wait as well."""
 BATCH_SHARE = 0.1
 """The weight of one tick in the mean of a unit's requests, which covers the last few seconds."""
 

@@ -150,7 +150,19 @@ def borne_until(state: UnitState, now: float, rules: Rules) -> float:
     if not state.leases or now - state.quiet_since < rules.silent_min_s or is_reported(state):
         return -inf
     least_s = rules.silent_min_s + rules.canary_timeout_s + STALL_FIRST_S
-    return state.quiet_since + max(least_s, STALLS * state.pauses.longest_s(state.quiet_since))
+    until = state.quiet_since + max(least_s, STALLS * state.pauses.longest_s(state.quiet_since))
+    if state.counters_at or any(lease.committed for lease in state.leases):
+        return until
+    # All that it has waits for a first token, and may be of those for which that takes long.
+    first_at = next(lease.opened_at for lease in state.leases)
+    known_s = STALLS * state.overtaken.at(state.quiet_since)
+    return max(until, first_at + known_s, state.quiet_since + UNSEEN_S)
+
+
+def borne_idle_s(state: UnitState, now: float) -> float:
+    """How long an idle unit may be silent after it was asked for a token: as above."""
+    wait_s = 0.0 if state.counters_at else state.overtaken.at(now)
+    return STALLS * max(state.pauses.longest_s(now), wait_s)
 
 
 def is_reported(state: UnitState) -> bool:

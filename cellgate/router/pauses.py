@@ -2,6 +2,8 @@
 
 What one unit of a pool has shown is believed of all: they run the same software. So pauses that all have,
 each in its turn (garbage collection, compilation, a shared disk), are nobody's fault after the first.
+
+In this order: `Pauses`, `Longest`.
 """
 
 from __future__ import annotations
@@ -13,6 +15,10 @@ KEPT_S = 120.0
 LONGEST_S = 8.0
 """What was silent for longer has not paused: it hung, and was cured."""
 PAUSES_KEPT = 16
+OVERTAKEN_MAX_S, STILL_WAITS_MAX_S = 60.0, 30.0
+"""Waits for a first token from which it is learnt that some are long; and those that are not over: a request
+that has waited longer may be lost.
+"""
 
 
 class Pauses:
@@ -25,13 +31,13 @@ class Pauses:
     __slots__ = ("_ended", "restarted", "since")
 
     def __init__(self) -> None:
-        self._ended: deque[tuple[float, float]] = deque(maxlen=PAUSES_KEPT)
+        self._ended = Longest()
         self.since = -1.0
         self.restarted: tuple[str, float] | None = None
 
     def longest_s(self, at: float) -> float:
         """The longest that had ended not long before `at`; 0: none."""
-        return max((pause_s for ended_at, pause_s in self._ended if at - ended_at < KEPT_S), default=0.0)
+        return self._ended.at(at)
 
     def watch(self, since: float, restarted: tuple[str, float] | None) -> None:
         """It has been silent since then."""
@@ -45,4 +51,28 @@ class Pauses:
 
     def learn(self, pause_s: float, at: float) -> None:
         """A pause has ended, here or at a peer."""
-        self._ended.append((at, pause_s))
+        self._ended.add(pause_s, at)
+
+
+class Longest:
+    """The longest of what was seen lately."""
+
+    __slots__ = ("_seen",)
+
+    def __init__(self) -> None:
+        self._seen: deque[tuple[float, float]] = deque()
+        """When, and for how long: the longest first, and after each one only later ones."""
+
+    def at(self, now: float) -> float:
+        """Of what was seen not long before; 0: nothing was."""
+        return next((length_s for at, length_s in self._seen if now - at < KEPT_S), 0.0)
+
+    def add(self, length_s: float, at: float) -> None:
+        """One more."""
+        seen = self._seen
+        while seen and seen[-1][1] <= length_s:
+            seen.pop()
+        while seen and at - seen[0][0] >= KEPT_S:
+            seen.popleft()
+        if len(seen) < PAUSES_KEPT:
+            seen.append((at, length_s))

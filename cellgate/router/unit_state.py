@@ -45,7 +45,7 @@ from cellgate.router.nouns import (
     Verdict,
 )
 from cellgate.router.outliers import Outlier, Speed
-from cellgate.router.pauses import Pauses
+from cellgate.router.pauses import OVERTAKEN_MAX_S, STILL_WAITS_MAX_S, Longest, Pauses
 from cellgate.router.prefix import PrefixCache
 
 
@@ -216,6 +216,8 @@ class UnitState(InRotation):
     """The kind of request that the next canary is to be."""
     slots_shown: int
     """The most requests beside which a canary was answered."""
+    canary_answered_at: float
+    """When the last one was sent that was answered."""
     occupied_until: float
     """A probe of the gate keeps it busy until then at most."""
     is_awaited: bool
@@ -255,6 +257,8 @@ class UnitState(InRotation):
         self.canary_refused = self.waits_inside = ""
         self.ends_known: dict[tuple[str, frozenset[str]], EventEnds] = {}
         """Those of all units, by engine and models: streams of equals have one form."""
+        self.waits_known: dict[tuple[str, frozenset[str]], Longest] = {}
+        """Long waits, as those."""
         self.progress_at = self.work_at = self.last_lease_at = 0.0
         self.cool_until = self.full_until = self.batch = self.prefilling = 0.0
         self.engine, self.build, self.other_builds = unit.engine, UNKNOWN_BUILD, ()
@@ -271,6 +275,7 @@ class UnitState(InRotation):
         self.stalls, self.pauses = deque(maxlen=STALLS_KEPT), Pauses()
         self.busy_at, self.cleared_at, self.peer_canary_at = -BUSY_S, -inf, -1.0
         self.asks_next, self.slots_shown, self.occupied_until = None, 0, 0.0
+        self.canary_answered_at = -inf
         self.answers, self.urgency = None, Urgency.ROUTINE
         self.is_awaited = self.is_alone = self.fell_unseen = self.can_hold = self.is_hold_spent = False
         self.held_until, self.kept = 0.0, None
@@ -311,6 +316,14 @@ class UnitState(InRotation):
         if len(self.ends_known) >= FORMS_KEPT:
             self.ends_known.clear()
         self.ends_known[self.engine, self._models] = ends
+
+    @property
+    def overtaken(self) -> Longest:
+        """How long requests have lately waited for their first token while later ones were answered."""
+        like = self.engine, self._models
+        if like not in self.waits_known and len(self.waits_known) >= FORMS_KEPT:
+            self.waits_known.clear()
+        return self.waits_known.setdefault(like, Longest())
 
     @property
     def in_flight(self) -> int:
@@ -403,6 +416,21 @@ class UnitState(InRotation):
         at_once = tokens_there(self.leases, longest.since, lease)
         step_times = self.step_times
         step_times.waited(done.tokens, longest.still_s, is_whole=is_whole, beside=beside, at_once=at_once)
+        if not self.counters_at:
+            self._record_overtaken(lease, now)
+
+    def _record_overtaken(self, lease: Lease, now: float) -> None:
+        """A stream begins."""
+        if self.unread.until > lease.opened_at:
+            self.overtaken.add(min(now - lease.opened_at, OVERTAKEN_MAX_S), now)
+        self.unread.until = lease.opened_at
+        self.overtaken.add(self.overtaken_s(now), now)
+
+    def overtaken_s(self, now: float) -> float:
+        """How long the first request without a token has waited that a later one (a canary, too) overtook."""
+        first_at = next((lease.opened_at for lease in self.leases if not lease.committed), now)
+        is_overtaken = max(self.unread.until, self.canary_answered_at) > first_at
+        return min(now - first_at, STILL_WAITS_MAX_S) if is_overtaken else 0.0
 
     def _joins_until(self, since: float) -> float:
         """What came until then may be in the present step; when that began is known where steps count."""
@@ -494,7 +522,7 @@ class UnitState(InRotation):
             and (lease.ask.stream if lease.committed else lease.opened_at < asked_at - JOINED_S)
             for lease in self.leases
         )
-        self.slots_shown = max(self.slots_shown, beside)
+        self.slots_shown, self.canary_answered_at = max(self.slots_shown, beside), asked_at
 
     def speed(self) -> Speed | None:
         """Its speed for a comparison; None with too few recent tokens."""
@@ -621,7 +649,6 @@ class Lease:
         self.committed = True
         self.first_at = now
         state = self.unit_state
-        state.unread.until = self.opened_at
         if self.rank >= 0:
             state.ranks.show(self)
         # A plain answer arrives when all of it is computed, which says little about its prompt.
@@ -633,6 +660,7 @@ class Lease:
                 state.record_wait(done, self, now)
             if done.tokens >= LARGE_TOKENS:
                 state.record_large_prompt(done.tokens, self.opened_at)
+        state.unread.until = self.opened_at
 
     def commit_in_doubt(self, now: float) -> None:
         """The unit has sent what nothing is learnt from: its prompt may not have been computed."""

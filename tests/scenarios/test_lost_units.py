@@ -283,3 +283,16 @@ async def _restart(stage: Stage, gap_s: float) -> None:
     engine.start()
     for node in engine.nodes:
         node.start()
+
+
+@played(Stage, units=2, timing=STEPS)
+async def test_the_event_of_a_unit_that_hangs_tells_what_became_of_its_requests(stage: Stage) -> None:
+    crowd = stage.crowd(8, max_tokens=100)
+    await asyncio.sleep(1.0)
+    late = stage.crowd(8, max_tokens=10, stream=False)
+    stage.engines["a"].behaviour.spinning = True
+    assert all(visit.is_answered for visit in [*await crowd, *await late])
+    (event,) = (each for each in stage.gate.plane.events.last() if each.get("after") == "down")
+    assert event["streams"] > 0 < event["leaving"]
+    became = {"continued elsewhere": event["streams"], "answered elsewhere": event["leaving"]}
+    assert event["became"] == became

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
+from random import Random
 
 import pytest
 
@@ -12,7 +14,9 @@ from cellgate.router.nouns import Verdict
 from tests.scenarios.harness import Stage
 from tests.scenarios.users import Users
 from tests.sim.engine import Engine
+from tests.sim.http_server import Request
 from tests.sim.hurt import go_on, stop, stop_core
+from tests.sim.odd import KINDS, Asked, Odd
 from tests.sim.timing import Timing
 from tests.sim.world import played
 
@@ -92,6 +96,34 @@ async def test_when_all_stand_still_for_so_long_that_they_are_out_their_requests
     assert not stage.gate.containment.counts["deaths"]
 
 
+WAIT_S = 10.0
+
+
+def slowly(chance: float, rng: Random) -> Callable[[Request], Odd | None]:
+    """Some answers, canaries' as well, begin after `WAIT_S`; nothing tells them from others."""
+
+    def oddly(request: Request) -> Odd | None:
+        is_slow = request.path.startswith("/v1/chat") and rng.random() < chance
+        asked = Asked(b'"stream":true' in request.body, 20, rng)
+        return replace(KINDS["long"](asked), head_s=WAIT_S) if is_slow else None
+
+    return oddly
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+@played(lambda seed: Stage(seed, units=3, timing=STEPS, is_blind=True), given=("seed",))
+async def test_first_tokens_that_take_long_by_chance_are_nobodys_fault(stage: Stage) -> None:
+    stage.liars.update(stage.engines)
+    for engine in stage.engines.values():
+        engine.behaviour.oddly = slowly(0.35, stage.rng)
+    users = Users(stage, 9)
+    await asyncio.sleep(60.0)
+    await users.leave()
+    assert all(visit.is_answered for visit in users.visits)
+    assert not [each for each in stage.shots() if "-> down" in each]
+    assert extra(stage) <= 0.02 * len(users.visits)
+
+
 def closes(engine: Engine) -> None:
     engine.close_listener()
 
@@ -131,6 +163,49 @@ async def test_an_engine_that_drains_keeps_what_it_has_and_gets_nothing_new(
         for each in visits
     }
     assert set(computed.values()) == {1}
+
+
+@pytest.mark.parametrize("status", [500, 503])
+@pytest.mark.parametrize("options", [{}, {"is_blind": True}], ids=str)
+@played(lambda options: Stage(units=2, timing=SLOW, **options), given=("options",))
+async def test_an_engine_that_says_that_it_shuts_down_is_draining_after_one_refusal(
+    stage: Stage, status: int
+) -> None:
+    crowds = [stage.crowd(4, max_tokens=160), stage.crowd(4, max_tokens=160, stream=False)]
+    await asyncio.sleep(1.0)
+    behaviour = stage.engines["a"].behaviour
+    behaviour.error_rate, behaviour.error_status = 1.0, status
+    behaviour.error_words = "cannot schedule new futures after shutdown"
+    picks = len(stage.picks("a"))
+    while len(stage.picks("a")) == picks:
+        assert (await stage.ask(max_tokens=2)).unit == "b"
+    await asyncio.sleep(0.2)
+    view = unit_view(stage.gate.board.units["a"], stage.now)
+    assert view["draining"], view
+    assert "after shutdown" in view["reason"]
+    visits = [visit for crowd in crowds for visit in await crowd]
+    assert all(visit.is_answered for visit in visits)
+    assert extra(stage) == 1
+    assert len(stage.picks("a")) == picks + 1
+
+
+@pytest.mark.parametrize("status", [500, 503])
+@played(lambda: Stage(units=2, timing=STEPS))
+async def test_what_clients_make_an_engine_say_of_a_shutdown_does_not_take_it_out(
+    stage: Stage, status: int
+) -> None:
+    """Who names a tool like that may find it in an error of the engine; canaries are served."""
+    for engine in stage.engines.values():
+        engine.behaviour.oddly = lambda request: says(status) if b"shut" in request.body else None
+    stage.liars.update(stage.engines)
+    for _ in range(40):
+        await stage.ask(messages=[{"role": "user", "content": "shut down"}], max_tokens=2)
+    assert not [each for each in stage.shots() if "-> down" in each]
+
+
+def says(status: int) -> Odd:
+    """An error with a word of its client in it."""
+    return Odd(((0.01, b'{"error": {"message": "no such tool: shut down"}}', 0),), status)
 
 
 def extra(stage: Stage) -> int:

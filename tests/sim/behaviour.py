@@ -31,7 +31,7 @@ class Behaviour:
     silent: the leader itself is stopped. Connections are accepted, what is sent is answered when it goes on.
     follower_lost: at the next step all requests fail in the engine, and soon after the leader exits.
     slow: factor on every step and prefill.
-    error_rate, error_status: this share of generations gets this status at once.
+    error_rate, error_status, error_words: this share of generations gets this error at once.
     busy_status: 429 or 503 for every generation: the engine is full of other people's work, and works.
     late_s: what probes ask (`/health`, `/metrics`, `/v1/models`) is answered so much later.
     breaks, breaks_after_events: each stream breaks after so many content events.
@@ -58,6 +58,7 @@ class Behaviour:
     slow: float = 1.0
     error_rate: float = 0.0
     error_status: int = 500
+    error_words: str = "simulated"
     busy_status: int | None = None
     late_s: float = 0.0
     breaks: Break | None = None

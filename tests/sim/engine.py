@@ -245,7 +245,7 @@ class Engine:
         if status is None and len(self.waiting) >= self.max_waiting:
             status = 503
         if status is not None:
-            exchange.reply(status, shapes.error(status, "simulated"), extra="retry-after: 1\r\n")
+            exchange.reply(status, shapes.error(status, behaviour.error_words), extra="retry-after: 1\r\n")
             return
         try:
             sequence = Sequence.parse(exchange, self._loop.time(), self.model, behaviour)

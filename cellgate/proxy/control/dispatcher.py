@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+from cellgate.probes.base import shuts_down
 from cellgate.probes.canary import Canary
 from cellgate.proxy.control.containment import HeldRequest
 from cellgate.proxy.control.explain import header_line
@@ -21,6 +22,7 @@ from cellgate.proxy.request.ports import (
     GateFault,
     Generated,
     ImpossibleUsage,
+    Left,
     Pending,
     PickRequest,
     Refuses,
@@ -45,6 +47,8 @@ _BUSY, _LEFT = Outcome.BUSY, Outcome.CLIENT_LEFT
 TAKEN = Failure(
     FailureKind.RESPONSE_TAKEN, "a stored response has this id; send another one, or none", param="request_id"
 )
+_REFUSES_ALL = (FailureKind.UNIT_ERROR, FailureKind.BUSY, FailureKind.FALSE_BUSY)
+"""So answers an engine that takes nothing new, as long as it runs."""
 
 
 class LocalDispatcher:
@@ -319,7 +323,10 @@ class LocalDispatcher:
         if row.strength is not None:
             lease.unit_state.costs.errors.failed(now)
         strength = row.strength
-        if failure.kind is FailureKind.UNIT_ERROR:
+        if failure.kind in _REFUSES_ALL and shuts_down(failure.message.partition(" answered ")[2]):
+            # A client may have made it say so, but not to a canary.
+            self._plane.prober.look_now(lease.unit, Canary.name)
+        elif failure.kind is FailureKind.UNIT_ERROR:
             self._look_into_errors(lease.unit_state, now)
         if failure.kind is FailureKind.UNIT_ERROR and lease.unit_state.has_only_errors(now):
             strength = Strength.STRONG
@@ -401,6 +408,7 @@ class LocalReports:
             Generated: plane.generations.answered,
             Retried: metrics.retry,
             Resumed: plane.continuations.record,
+            Left: plane.events.became,
             SplitStep: lambda *step: plane.link_watch.apply(SplitStep(*step)),
             Refuses: plane.refused_watch.take,
             ImpossibleUsage: plane.impossible_usage,

@@ -31,7 +31,7 @@ from cellgate.proxy.http.fetch import ProbeTransport
 from cellgate.router import doubted_agents, health
 from cellgate.router.attention import STAYS_S, Attention, rest
 from cellgate.router.board import Board, Consequence
-from cellgate.router.health import STALLS, borne_until, hides_work, is_seen_still, stall_limit_s
+from cellgate.router.health import borne_idle_s, borne_until, hides_work, is_seen_still, stall_limit_s
 from cellgate.router.nouns import (
     Answered,
     Build,
@@ -475,7 +475,7 @@ class UnitContext:
 
     @property
     def borne_s(self) -> float:
-        return STALLS * self.unit_state.pauses.longest_s(self.now())
+        return borne_idle_s(self.unit_state, self.now())
 
     def answered_beside(self, asked_at: float) -> None:
         self.unit_state.record_slots(asked_at)

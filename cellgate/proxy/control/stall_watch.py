@@ -56,6 +56,8 @@ class StallWatch:
         """How many connections the gate could not open by its own fault."""
         self._asked_at: dict[str, float] = {}
         """When a unit was last sent a canary beside its requests."""
+        self._waits_at: dict[frozenset[str], float] = {}
+        """By models: when peers were last looked at for long waits."""
         self._compare_at = self._ask_all_at = self._ask_some_at = 0.0
         self._silent: dict[str, UnitState] = {}
         """Units that show nothing, of which it is not known whether they pause."""
@@ -118,6 +120,10 @@ class StallWatch:
             self._watch_pause(state)
             if state.is_alone:
                 self._ask_peers(state, now)
+            elif not state.counters_at and self._waits_at.get(state.models) != now:
+                # All that are alike learn from one look on a tick.
+                self._waits_at[state.models] = now
+                self._board.learn_waits(state, now)
         found = find_stall(state, now, self._board.rules)
         if found is None:
             self._check_ranks(state, now)

@@ -9,6 +9,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 from cellgate.proxy.observe.log import Level, log_line, utc
@@ -208,6 +209,18 @@ class EventLog:
         self._events.append(event)
         self._tell(event)
 
+    def became(self, unit: str, how: str) -> None:
+        """What became of a request of a unit that is out: counted in the event of that."""
+        event = next(filter(partial(_took_out, unit), reversed(self._events)), None)
+        if event is None:
+            return
+        known = event.setdefault("became", {})
+        known[how] = known.get(how, 0) + 1
+        said = ", ".join(f"{count} {what}" for what, count in known.items())
+        event["line"] = f"{event['line'].partition(_BECAME)[0]}{_BECAME}{said}"
+        if sum(known.values()) == event["leaving"] + event["streams"]:
+            self._log("info", f"unit {unit} is out; its requests: {said}")
+
     def _is_repeated(self, again: Action) -> bool:
         """Whether it lasts since its last event, which is then counted there: one each time would push all
         others out of the list.
@@ -332,6 +345,14 @@ class Follower:
         if event is None:
             raise StopAsyncIteration
         return event
+
+
+_BECAME = "; its requests since: "
+
+
+def _took_out(unit: str, event: EventRecord) -> bool:
+    """Whether this event has evicted requests of the unit."""
+    return event.get("unit") == unit and event.get("after") in (Verdict.DOWN.value, Verdict.STARTING.value)
 
 
 def _flip_event(flip: Flip, evicted: Sequence[Lease], staying: int, passes: int) -> EventRecord:

@@ -12,6 +12,7 @@ from cellgate.proxy.http.errors import Failure, FailureKind, for_client
 from cellgate.proxy.observe.counters import ResumeResult
 from cellgate.proxy.request.answer_shape import COMMENTS_ONLY, EVENTS_ONLY, are_idle
 from cellgate.proxy.request.continuation import StreamResume, find_way
+from cellgate.proxy.request.departed import follow
 from cellgate.proxy.request.doubts import able, keep_aborted, unsure
 from cellgate.proxy.request.exchange import ExchangeState
 from cellgate.proxy.request.routes import UNLISTED
@@ -108,6 +109,7 @@ def move(exchange: Exchange) -> None:
     """The unit is out, or on hold, before the commit: the request moves to another unit, if one can take it,
     or nothing comes of it here. One of an unlisted path is sent once: it ends, and its client may ask again.
     """
+    follow(exchange)
     lease = exchange.in_flight().lease
     if is_on(lease.unit_state.hold) and not _has_others(exchange, lease):
         # It is answered here once the hold has ended.
@@ -352,7 +354,7 @@ def _is_outdone(exchange: Exchange, lease: Lease, now: float) -> bool:
     that came later, and this unit has not shown lately that some take longer, or that it pauses.
     """
     state = lease.unit_state
-    usual_s = max(state.step_times.longest_wait_s, state.pauses.longest_s(now))
+    usual_s = max(state.step_times.longest_wait_s, state.pauses.longest_s(now), state.overtaken.at(now))
     if now - lease.opened_at < STALLS * usual_s:
         return False
     return any(

@@ -204,6 +204,13 @@ class Resumed(NamedTuple):
     reason: str = ""
 
 
+class Left(NamedTuple):
+    """What became of a request of a unit that is out."""
+
+    unit: str
+    became: str
+
+
 class Refuses(NamedTuple):
     """A unit refuses what others serve, of this use."""
 
@@ -229,7 +236,16 @@ class GateFault(NamedTuple):
 
 
 Report = (
-    TracedRequest | Generated | Retried | Resumed | SplitStep | Refuses | ImpossibleUsage | Forged | GateFault
+    TracedRequest
+    | Generated
+    | Retried
+    | Resumed
+    | Left
+    | SplitStep
+    | Refuses
+    | ImpossibleUsage
+    | Forged
+    | GateFault
 )
 """SplitStep: a step of a request whose prompt another unit computes."""
 

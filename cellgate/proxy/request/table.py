@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from cellgate.proxy.request import ends, failures, second_opinion, start
 from cellgate.proxy.request.answers import commit, finish, judge_head
+from cellgate.proxy.request.departed import follow
 from cellgate.proxy.request.exchange import ExchangeEvent, ExchangeState, Table, Transition
 
 _S, _E = ExchangeState, ExchangeEvent
@@ -55,7 +56,7 @@ EXCHANGE_TABLE: Table = {
     (_S.RELAYING, _E.DONE): Transition(finish, _ENDS),
     (_S.RELAYING, _E.FAILED): Transition(failures.break_stream, _ANY_STATE),
     # A unit that shuts down gracefully continues its streams; a stall shows when it does not.
-    (_S.RELAYING, _E.EVICTED): Transition(_ignore, (_S.RELAYING,)),
+    (_S.RELAYING, _E.EVICTED): Transition(follow, (_S.RELAYING,)),
     (_S.PREFILLING, _E.PREFILLED): Transition(start.prefilled, _ANY_STATE),
     # A decoder that needs the other unit cannot go on without it.
     (_S.PREFILLING, _E.FAILED): Transition(failures.try_again, _ANY_STATE),

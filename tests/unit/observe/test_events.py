@@ -48,6 +48,24 @@ def test_a_unit_that_goes_down_gets_one_line_with_reason_and_what_comes_next() -
     ]
 
 
+def test_what_became_of_the_requests_is_in_the_event_and_told_once() -> None:
+    events, lines = make()
+    board = Board(Rules())
+    board.configure(Fleet(units=(Unit("a1", "a", "http://127.0.0.1:8101"),)), 0.0)
+    leases = [board.open("a1", Ask(), 1.0, retry=False) for _ in range(3)]
+    events.became("a1", "went on")
+    events.add(replace(DOWN, unit="a2"))
+    events.add(DOWN, leases)
+    events.add(Action("drain", "127.0.0.1", "a1"))
+    for how in ("continued elsewhere", "answered 503", "continued elsewhere", "went on"):
+        events.became("a1", how)
+    _, event, _ = events.last()
+    assert event["became"] == {"continued elsewhere": 2, "answered 503": 1, "went on": 1}
+    said = "2 continued elsewhere, 1 answered 503"
+    assert event["line"].endswith(f"; its requests since: {said}, 1 went on")
+    assert lines[3:] == [("info", f"unit a1 is out; its requests: {said}")]
+
+
 NOTHING_LOST = "warning it returns"
 
 

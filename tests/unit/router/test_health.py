@@ -18,6 +18,7 @@ from cellgate.router.health import (
     STALLS,
     STEPS,
     UNSEEN_S,
+    borne_until,
     find_stall,
     hides_work,
     stall_limit_s,
@@ -410,3 +411,52 @@ def test_neither_a_unit_that_answers_something_nor_few_units_nor_fatal_evidence_
         for name in made.units:
             fail(made, name, NOW + 3.0)
         assert down(made) == "ab"[:units]
+
+
+def waiting(counts: bool = False) -> tuple[Board, UnitState]:
+    """A unit where a stream waits since 1.0, and another one came later and began at once."""
+    made = board_up(Unit("a", "c", "http://a"), Unit("b", "c", "http://b"))
+    state = made.units["a"]
+    state.counters_at = NOW if counts else 0.0
+    made.open("a", STREAM, 1.0, retry=False)
+    later = made.open("a", STREAM, 2.0, retry=False)
+    later.commit(20.0)
+    state.progress_at = 20.0
+    made.close(later, 20.5)
+    return made, state
+
+
+def test_a_unit_where_all_wait_for_a_first_token_is_borne_as_long_as_such_waits_are_known() -> None:
+    made, state = waiting()
+    assert borne_until(state, 25.0, RULES) == 1.0 + STALLS * 19.0
+    assert made.units["b"].overtaken.at(25.0) == 19.0, "its peer is an equal"
+
+
+def test_no_wait_explains_the_silence_of_a_stream_or_of_counters() -> None:
+    made, state = waiting()
+    made.open("a", STREAM, 20.6, retry=False).commit(20.7)
+    assert borne_until(state, 25.0, RULES) < 20.0 + UNSEEN_S
+    _, counted = waiting(counts=True)
+    assert borne_until(counted, 25.0, RULES) < 20.0 + UNSEEN_S
+
+
+def test_a_request_that_is_served_in_its_turn_says_nothing_of_long_waits() -> None:
+    """It waited for those before it, as where one is served at a time."""
+    made = board_up(Unit("a", "c", "http://a"))
+    for at in (1.0, 2.0):
+        made.open("a", STREAM, at, retry=False)
+    for lease, at in zip(list(made.units["a"].leases), (9.0, 18.0), strict=True):
+        lease.commit(at)
+    assert made.units["a"].overtaken.at(20.0) == 0.0
+
+
+def test_silent_equals_are_borne_while_requests_wait_as_long_at_a_peer_that_works() -> None:
+    made = board_up(Unit("a", "c", "http://a"), Unit("b", "c", "http://b"))
+    state, peer = made.units["a"], made.units["b"]
+    for name in ("a", "b"):
+        made.open(name, STREAM, 1.0, retry=False)
+    peer.canary_answered_at, peer.progress_at = 8.0, 8.1
+    made.learn_waits(state, 8.2)
+    assert borne_until(state, 8.2, RULES) >= 1.0 + STALLS * 7.0
+    made.learn_waits(state, 60.0)
+    assert state.overtaken.at(60.0) < 8.0, "a peer that is silent itself says nothing"
