@@ -96,10 +96,9 @@ class ReplyHead:
         self.framing = IDENTITY if self.bodiless or is_sized else CHUNKED
 
     def sized(self, length: bytes) -> ReplyHead:
-        """The same head of a body with another length."""
+        """The same head of a body with another length, which its `fields` do not tell."""
         other = self.copy()
         other.length = length
-        other.fields = [(name, length if name == b"content-length" else value) for name, value in self.fields]
         return other
 
     def copy(self) -> ReplyHead:
