@@ -51,3 +51,21 @@ def test_silent_units_do_not_each_walk_their_pool() -> None:
     few, many = ticks(WORKING, TICKS, silent=True), ticks(1000, TICKS, silent=True)
     print(f"a tick with silent units: {median(few):.0f} and {median(many):.0f}")
     assert median(many) <= 1.2 * median(few)
+
+
+def test_a_flip_among_a_thousand_units_writes_what_has_changed() -> None:
+    loop = asyncio.new_event_loop()
+    bench, found = Bench(loop, 1000), []
+    board, page = bench.plane.board, bench.plane._page
+    board.attention.configure(board.units, 0.0)
+    for _ in range(2):
+        board.drain("u7", drained=not board.units["u7"].drained)
+        with counted() as counts:
+            page.publish()
+        found.append(counts.total())
+    shown = page._made[1]
+    bench.close()
+    loop.close()
+    print("the page of a flip, the first and the next:", found)
+    assert found[1] <= 0.35 * found[0]
+    assert shown.count(b'"usable": true') == len(board.units)

@@ -12,6 +12,7 @@ import random
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from math import ceil
 from typing import Protocol
 
 from cellgate.policies import POLICIES
@@ -46,7 +47,7 @@ from cellgate.proxy.http.errors import Failure
 from cellgate.proxy.http.fetch import Reach
 from cellgate.proxy.http.unit import MakeTls
 from cellgate.proxy.ingress.haproxy import Balancers
-from cellgate.proxy.ingress.reports import Orca, as_json, lines, readiness, readyz_headers
+from cellgate.proxy.ingress.reports import Orca, UnitRows, as_json, lines, readiness, readyz_headers, unit_row
 from cellgate.proxy.observe.counters import Collect, Continuations, Metrics
 from cellgate.proxy.observe.events import Action, EventLog
 from cellgate.proxy.observe.exposition import (
@@ -61,6 +62,7 @@ from cellgate.proxy.observe.helpers import Helpers, counted_helpers
 from cellgate.proxy.observe.rare_events import RareEvents
 from cellgate.proxy.observe.routing_metrics import RoutingMetrics
 from cellgate.proxy.process.signals import Ticker
+from cellgate.router.attention import ROUND_TICKS
 from cellgate.router.board import Board, Consequence, Flip
 from cellgate.router.nouns import Ask, Fleet, Outcome, Refusal, Verdict
 from cellgate.router.pick import Router
@@ -498,7 +500,7 @@ Publish = Callable[[bool, bytes, bytes], None]
 
 RENDER_S, RENDER_LARGE_S = 1.0, 240.0
 """So old are the remarks about units at most, and those of a large fleet: with a thousand of them they take
-milliseconds to write. Whenever a unit changes all are published at once."""
+milliseconds to write, so that a few are written on each tick. What changes of a unit is published at once."""
 
 
 class ReadinessPage:
@@ -517,6 +519,7 @@ class ReadinessPage:
         self._publish = publish
         self._soon = soon
         self._is_full = is_full
+        self._rows = UnitRows()
         self._is_due = False
         self._render_at = 0.0
         self._made_for: tuple[bool, bool] = (False, False)
@@ -535,12 +538,15 @@ class ReadinessPage:
         self._is_due = False
         board, stopping = self._board, self.stopping
         self._made_for = full, _ = self._facts()
-        ready, detail = readiness(board, stopping, full=full)
+        row_of = self._rows.of if board.attention.is_large else unit_row
+        ready, detail = readiness(board, stopping, full=full, row_of=row_of)
         self._made = ready, as_json(detail), lines(readyz_headers(board, stopping=stopping))
         self._publish(*self._made)
 
     def tick(self, now: float) -> None:
         """Publish it again."""
+        if self._board.attention.is_large:
+            self._rows.renew(ceil(len(self._board.units) / ROUND_TICKS))
         if now >= self._render_at or self._facts() != self._made_for:
             self._render_at = now + (RENDER_LARGE_S if self._board.attention.is_large else RENDER_S)
             self.publish()

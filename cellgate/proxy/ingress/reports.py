@@ -250,20 +250,61 @@ def gate_is_degraded(board: Board) -> bool:
 # What the gate tells load balancers: is it ready, and is one unit. Pure, the same on both ports.
 
 
-def readiness(board: Board, stopping: bool, *, full: bool = False) -> tuple[bool, dict[str, Any]]:
-    """Whether to send the gate requests (one unit is usable, it is not stopping, nor `full`: out of
-    descriptors), and why.
+UnitRow = dict[str, Any]
+
+
+def unit_row(state: UnitState) -> UnitRow:
+    """What is said of one unit."""
+    return {"usable": state.is_usable(), "verdict": state.case.verdict.value, "reason": why(state)}
+
+
+class UnitRows:
+    """What was said of each unit of a large fleet: at a flip only the units that have changed are written
+    anew, and of all others one or two a tick.
     """
-    usable = sum(state.is_usable() for state in board)
+
+    def __init__(self) -> None:
+        self._rows: dict[UnitState, tuple[tuple[object, ...], UnitRow]] = {}
+        self._turns: list[UnitState] = []
+
+    def of(self, state: UnitState) -> UnitRow:
+        """That of a unit, as it was written last unless the unit has changed since."""
+        known, facts = self._rows.get(state), _facts(state)
+        if known is not None and known[0] == facts:
+            return known[1]
+        row = unit_row(state)
+        self._rows[state] = facts, row
+        return row
+
+    def renew(self, count: int) -> None:
+        """Write as many anew, whose turn it is."""
+        if not self._turns:
+            self._turns = list(self._rows)
+        for state in self._turns[-count:]:
+            if state.retired:
+                self._rows.pop(state, None)
+            else:
+                self._rows[state] = _facts(state), unit_row(state)
+        del self._turns[-count:]
+
+
+def _facts(state: UnitState) -> tuple[object, ...]:
+    return state.case, state.hold, state.drained, state.restart_suspected_at, state.outlier.degraded
+
+
+def readiness(
+    board: Board,
+    stopping: bool,
+    *,
+    full: bool = False,
+    row_of: Callable[[UnitState], UnitRow] = unit_row,
+) -> tuple[bool, dict[str, Any]]:
+    """Whether to send the gate requests (one unit is usable, it is not stopping, nor `full`: out of
+    descriptors), and why. `row_of` says what is told of a unit.
+    """
+    units = {state.unit.name: row_of(state) for state in board}
+    usable = sum(row["usable"] for row in units.values())
     ready = usable > 0 and not stopping and not full
-    units = {
-        state.unit.name: {
-            "usable": state.is_usable(),
-            "verdict": state.case.verdict.value,
-            "reason": why(state),
-        }
-        for state in board
-    }
     return ready, {
         "ready": ready,
         "stopping": stopping,

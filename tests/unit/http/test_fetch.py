@@ -231,3 +231,48 @@ async def test_requests_leave_nothing_to_the_collector() -> None:
         gc.garbage.clear()
         assert len(told) == 5
         assert kinds.isdisjoint({"_Waiting", "Call", "Due"}), kinds
+
+
+@simulated
+async def test_a_page_on_a_held_connection_is_mostly_as_always_and_read_whatever_comes() -> None:
+    async def silent(_request: Received) -> None:
+        await asyncio.sleep(60.0)
+
+    async with stage(whole(b"ok")) as here:
+        fetch, got = fetch_of(here), list[Reply | FetchError]()
+        fetch.hold(lambda: None)
+        await asyncio.sleep(0.1)
+
+        async def ask(script: Script, wait_s: float = 0.1) -> Reply | FetchError:
+            here.unit.script = script
+            fetch.get("/node", got.append, timeout_s=TIMEOUT_S)
+            await asyncio.sleep(wait_s)
+            return got[-1]
+
+        always = [await ask(whole(b"ok")) for _ in range(4)]
+        assert always[1] is always[2] is always[3]
+        for script, body in (
+            (whole(b"no"), b"no"),
+            (whole(b"ok"), b"ok"),
+            (PLAIN_CHUNKED + chunk(b"ok") + LAST_CHUNK, b"ok"),
+            (whole(b"ok"), b"ok"),
+            (whole(b"ok"), b"ok"),
+        ):
+            reply = await ask(script)
+            assert isinstance(reply, Reply)
+            assert reply.body == body
+        late = await ask(silent, TIMEOUT_S + 0.1)
+        assert isinstance(late, FetchError)
+        assert late.trouble is Trouble.TIMEOUT
+        assert "waiting for its reply" in str(late)
+        # It was the connection that is held.
+        assert not fetch.is_held
+        fetch.hold(lambda: None)
+        for _ in range(2):
+            await ask(whole(b"ok"))
+        cut = await ask(then_close(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\no"))
+        assert isinstance(cut, FetchError)
+        assert cut.trouble is Trouble.BROKEN
+        assert len(got) == 13
+        fetch.close()
+        fetch.deadlines.close()
