@@ -11,7 +11,8 @@ are there again when the next unit dies. Requests are identified by the fingerpr
 4. It is refused to who asked for it, until units have died for two payers: a client bans its own prompts.
 5. A death counts only until the request, or another one of its prompt, has passed the point at which it
    died, because a poisonous prompt ends units at the same point each time: so does one that was computed for
-   longer before it died itself. One that is answered in full is innocent.
+   longer before it died itself, unless three died after as many tokens: units may differ in speed. One that
+   is answered in full is innocent.
 """
 
 from __future__ import annotations
@@ -200,7 +201,7 @@ class Ledger:
         strides = tuple(
             mark
             for mark in _of_one_stride(record.marks)
-            if mark.death.lost_at is not None and not mark.outlived
+            if mark.death.lost_at is not None
         )
         if len(standing) > 1 or len(strides) > 2:
             suspected = standing if len(standing) > 1 else strides
@@ -376,7 +377,8 @@ class PoisonRecord:
         """Whether it must wait: two units have just failed, or one and before it several that replied with an
         error, or three after as many tokens, and it is not clear yet whether they died.
         """
-        unpassed = [mark for mark in self.marks if not mark.is_over]
+        is_over = self.marks[-1].is_over
+        unpassed = [mark for mark in self.marks if not (is_over or mark.is_over)]
         failed = sum(not mark.is_reply for mark in unpassed)
         is_many = failed > 1 or (failed == 1 and len(unpassed) > 2) or len(_of_one_stride(self.marks)) > 2
         return is_many and now - self.at < SPACE_S

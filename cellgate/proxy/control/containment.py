@@ -202,10 +202,10 @@ class Containment:
             return Refusal.POISON
         now, record = self._now(), self.ledger.records.get(ask.fingerprint)
         pick = partial(self._pick, ask, now, evicted=evicted, retry=retry)
+        if record is not None and record.is_to_wait(now):
+            return Refusal.HELD
         if record is None or record.marks[-1].is_over:
             return pick(tried)
-        if record.is_to_wait(now):
-            return Refusal.HELD
         trial = record.on_trial() if record.standing else None
         # Two units work on one attempt of a split request.
         is_leg = trial is not None and trial.split is not None and trial.split.prefiller == ask.unit

@@ -250,10 +250,10 @@ def gate_is_degraded(board: Board) -> bool:
 # What the gate tells load balancers: is it ready, and is one unit. Pure, the same on both ports.
 
 
-UnitRow = dict[str, Any]
+ReadinessRow = dict[str, Any]
 
 
-def unit_row(state: UnitState) -> UnitRow:
+def unit_row(state: UnitState) -> ReadinessRow:
     """What is said of one unit."""
     return {"usable": state.is_usable(), "verdict": state.case.verdict.value, "reason": why(state)}
 
@@ -264,10 +264,10 @@ class UnitRows:
     """
 
     def __init__(self) -> None:
-        self._rows: dict[UnitState, tuple[tuple[object, ...], UnitRow]] = {}
+        self._rows: dict[UnitState, tuple[tuple[object, ...], ReadinessRow]] = {}
         self._turns: list[UnitState] = []
 
-    def of(self, state: UnitState) -> UnitRow:
+    def of(self, state: UnitState) -> ReadinessRow:
         """That of a unit, as it was written last unless the unit has changed since."""
         known, facts = self._rows.get(state), _facts(state)
         if known is not None and known[0] == facts:
@@ -297,7 +297,7 @@ def readiness(
     stopping: bool,
     *,
     full: bool = False,
-    row_of: Callable[[UnitState], UnitRow] = unit_row,
+    row_of: Callable[[UnitState], ReadinessRow] = unit_row,
 ) -> tuple[bool, dict[str, Any]]:
     """Whether to send the gate requests (one unit is usable, it is not stopping, nor `full`: out of
     descriptors), and why. `row_of` says what is told of a unit.
