@@ -198,11 +198,7 @@ class Ledger:
 
     def _verdict(self, fingerprint: int, record: PoisonRecord, now: float) -> PromptVerdict:
         standing = record.standing
-        strides = tuple(
-            mark
-            for mark in _of_one_stride(record.marks)
-            if mark.death.lost_at is not None
-        )
+        strides = tuple(mark for mark in _of_one_stride(record.marks) if mark.death.lost_at is not None)
         if len(standing) > 1 or len(strides) > 2:
             suspected = standing if len(standing) > 1 else strides
             if self._is_alone(fingerprint, suspected, now):
