@@ -452,7 +452,6 @@ class _Headers(Mapping[str, str]):
     def _read(self) -> dict[str, str]:
         pairs = [*self._head.fields, *(line.rstrip(b"\r\n").split(b": ", 1) for line in self._head.lines)]
         if self._head.length is not None:
-            # Its fields may be those of a reply with another length.
             pairs.append((b"content-length", self._head.length))
         return {name.decode("latin-1"): value.decode("latin-1") for name, value in pairs}
 

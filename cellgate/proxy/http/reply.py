@@ -46,7 +46,8 @@ _REPLY_TOO_LARGE = f"the head of its reply is larger than {HEAD_BYTES} bytes"
 class ReplyHead:
     """The head of a unit's reply, in `lines` and `fields` (see heads.py).
 
-    `length` (as sent) and `coding` (of the transfer) tell how the body is delimited; neither: by close.
+    `length` (as sent, and not in `fields`) and `coding` (of the transfer) tell how the body is delimited;
+    neither: by close.
     `content_lines` are those that say what the content is, for the client; `is_events`: it is a stream of
     events that can be read; `is_edited`: its client gets other lines than `lines`; `framing` is that of the
     body, unless the client speaks HTTP/1.0; `shown` is what of `lines` its client gets.
@@ -69,7 +70,7 @@ class ReplyHead:
     def __init__(self, status: int, lines: list[bytes], fields: Fields, *, to_head: bool) -> None:
         self.status = status
         self.lines = lines
-        self.fields = fields
+        self.fields = [field for field in fields if field[0] != b"content-length"]
         self.coding = self.content_lines = b""
         self.length: bytes | None = None
         self.is_edited = False
@@ -96,7 +97,7 @@ class ReplyHead:
         self.framing = IDENTITY if self.bodiless or is_sized else CHUNKED
 
     def sized(self, length: bytes) -> ReplyHead:
-        """The same head of a body with another length, which its `fields` do not tell."""
+        """The same head of a body with another length."""
         other = self.copy()
         other.length = length
         return other
