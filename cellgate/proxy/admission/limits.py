@@ -98,6 +98,8 @@ class LimitLedger:
             begun = 1 if completion else 0
             least = 1, prompt + begun, self._money(ask.model or "", prompt, begun) if self._prices else 0
             if not plan.charge(amounts, least, at, self.gates):
+                if self.gates and plan.is_low():
+                    self.on_low()
                 return self._refusal(plan, least, at, ask.tenant)
         if self.gates and plan.is_low():
             self.on_low()
@@ -251,6 +253,7 @@ class Meter:
     """
 
     __slots__ = (
+        "_is_short",
         "_looked",
         "begins_at",
         "ends_at",
@@ -273,6 +276,7 @@ class Meter:
         """A new window begins."""
         self.begins_at, self.ends_at = self.period.window(at)
         self.spent = self.taken = self._looked = 0
+        self._is_short = False
         self.is_alone, self.shared_by = not gates, gates
         self.held = self.limit // (2 * gates) if gates else self.limit
         self.free = self.limit - self.held
@@ -284,6 +288,7 @@ class Meter:
         room = self.held - self.spent
         if amount <= room:
             return True
+        self._is_short = True
         return room >= 0 and self._slice(room + self.free) < amount <= room + self.free - self.shared_by
 
     @property
@@ -293,10 +298,10 @@ class Meter:
 
     @property
     def is_low(self) -> bool:
-        """Whether it should look at the counter soon: it has not in this window, or what it holds is used,
-        and there is something to be taken.
+        """Whether it should look at the counter soon: it has not in this window, or what it holds is used, or
+        less than a request that came, and there is something to be taken.
         """
-        return not self.taken or (self.spent >= self.held and self.free > 0)
+        return not self.taken or (self.free > 0 and (self._is_short or self.spent >= self.held))
 
     def change(self, limit: int) -> None:
         """It has another limit from now on."""
@@ -316,7 +321,7 @@ class Meter:
         It is what was used and is not taken yet, and a slice for the next requests: twice what was used since
         the last call, between a quarter and a half of an even share of what is left.
         """
-        self.shared_by = gates
+        self.shared_by, self._is_short = gates, False
         left, new = self.left, self.spent - self._looked
         self._looked = self.spent
         slice_ = max(self._slice(left), min(2 * new, left // (2 * gates)))

@@ -324,6 +324,15 @@ def test_gates_that_share_pass_the_limit_within_a_few_requests(seed: int, busy: 
     assert 0.98 * limit <= sum(meter.spent for meter in meters) <= limit + busy * request
 
 
+def test_a_request_that_finds_too_little_has_the_counter_looked_at_soon() -> None:
+    meter = Meter(10_000, Period.MINUTE, NEW_YEARS_EVE, 3)
+    meter.took(amount := meter.to_take(3), amount)
+    meter.spent = meter.held - 1
+    assert [meter.is_low, meter.has_room(50), meter.is_low] == [False, False, True]
+    meter.took(more := meter.to_take(3), amount + more)
+    assert [meter.has_room(50), meter.is_low] == [True, False]
+
+
 class FailingShares:
     """As Shares, but answers come later, and the server's replica may lack the last writes when it fails."""
 
