@@ -1,26 +1,33 @@
-"""Drill: streams of a real vLLM engine whose answers are spelt oddly break in the middle, and go on.
+"""Drill: streams of a real engine whose answers are spelt oddly break in the middle, and go on.
 
 `python -m loadtests.vllm_spelt` starts one engine with random weights (`--load-format dummy`) on this
 machine's CPU, the gate before it, and two relays between, which are its two units. Random weights say tokens
 in any order: their text is seldom spelt as the tokenizer would spell it. Each stream is cut in its middle. A
 greedy answer must be the one without a gate; a sampled one must be as long as was asked; or there is an
-error, which is counted. The exit code is 1 when an answer is another.
+error event, which is counted. `--interval 3`: the engine sends three tokens in an event; `--engine sglang`:
+chats and completions of SGLang. The exit code is 1 when an answer is another, or ends without a word.
 """
 
 import argparse
 import asyncio
 import itertools
 import sys
+from collections.abc import Sequence
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 import orjson
 
 from loadtests.kit.gate import GateProcess, Named
 from loadtests.kit.report import print_problems
+from loadtests.sglang import engine as sglang
+from loadtests.sglang import install as sglang_install
 from loadtests.vllm.install import set_up
 from loadtests.vllm.relay import Budget, Relay
 from loadtests.vllm.single import serving
-from loadtests.wire.blocking import fetch
+from loadtests.wire.blocking import BlockingConnection, fetch
+from loadtests.wire.messages import post
+from loadtests.wire.reply import Reply
 
 TIMES, TOKENS = 20, 120
 SILENCE_S = 120.0
@@ -51,13 +58,20 @@ async def main() -> int:
     """Run it, and print what was seen."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--times", type=int, default=TIMES)
-    times = parser.parse_args().times
+    parser.add_argument("--engine", choices=("vllm", "sglang"), default="vllm")
+    parser.add_argument("--interval", type=int, default=1)
+    asked = parser.parse_args()
+    options = ["--load-format", "dummy", "--stream-interval", str(asked.interval)]
+    if asked.engine == "sglang":
+        sglang_install.set_up()
+        async with sglang.serving(options) as engine:
+            return await asyncio.to_thread(_drill, engine.url, asked.times, ("completion", "chat"))
     set_up()
-    async with serving(["--load-format", "dummy"]) as engine:
-        return await asyncio.to_thread(_drill, engine, times)
+    async with serving(options) as url:
+        return await asyncio.to_thread(_drill, url, asked.times, tuple(PATHS))
 
 
-def _drill(engine: str, times: int) -> int:
+def _drill(engine: str, times: int, routes: Sequence[str]) -> int:
     problems: list[str] = []
     budget = Budget()
     with (
@@ -65,23 +79,27 @@ def _drill(engine: str, times: int) -> int:
         Relay("b", engine, budget) as b,
         GateProcess([Named("a", a.url), Named("b", b.url)]) as gate,
     ):
-        kinds = itertools.product(PATHS, SAMPLING)
+        kinds = itertools.product(routes, SAMPLING)
         for kind, (path, sampling) in {f"{a}, {b}": (PATHS[a], SAMPLING[b]) for a, b in kinds}.items():
             whole = lost = odd = 0
+            before = budget.spent
             for number in range(times):
                 body = _body(path, number) | sampling
                 expected = _ask(f"{engine}/v1/{path}", body)
                 odd += _tokens(engine, expected.text) != expected.tokens
-                budget.cut_after(expected.events // 2)
+                # Another sample may be shorter.
+                budget.cut_after(min(expected.events // 2, number + 9))
                 got = _ask(f"{gate.url}/v1/{path}", body)
                 lost += bool(got.error)
+                budget.cut_after(None)
                 wrong = "" if got.error else _wrong(expected, got, is_greedy=sampling["temperature"] == 0)
                 problems += [f"{kind}, {number}: {wrong}"] if wrong else []
                 whole += not (got.error or wrong)
                 if got.error:
                     print(f"    {kind}, {number}: {got.error[:200]}")
             print(
-                f"{kind}: {whole} of {times} as asked, {lost} ended by an error; {odd} spelt oddly",
+                f"{kind}: {whole} of {times} as asked, {lost} ended by an error; {odd} spelt oddly; "
+                f"{budget.spent - before} cut",
                 flush=True,
             )
         print(f"{budget.spent} streams were cut")
@@ -123,10 +141,14 @@ def _tokens(engine: str, text: str) -> int:
 
 
 def _ask(url: str, body: dict[str, Any]) -> Answer:
-    try:
-        reply = fetch(url, orjson.dumps(body), silence_s=SILENCE_S)
-    except OSError as failed:
-        return Answer("", [], 0, 0, f"{failed!r}")
+    reply, place = Reply(), urlsplit(url)
+    failed = ""
+    with BlockingConnection(url, SILENCE_S) as connection:
+        try:
+            connection.exchange(post(orjson.dumps(body), path=place.path, host=place.netloc), reply)
+        except OSError as closed:
+            # The gate ends a reply so, behind the event that says why.
+            failed = f"{closed!r}"
     text, tokens, events, error = "", 0, 0, "" if reply.status == 200 else f"{reply.status}"
     ends: list[str] = []
     for event in reply.body.split(b"\n\n"):
@@ -139,6 +161,8 @@ def _ask(url: str, body: dict[str, Any]) -> Answer:
         piece, end, count = _read_block(document) if "type" in document else _read_choice(document)
         text, tokens = text + piece, tokens if count is None else count
         ends += [end] if end else []
+    if failed and not error:
+        ends.append(f"without a word: {failed}")
     return Answer(text, ends, tokens, events, error)
 
 

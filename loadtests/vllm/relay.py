@@ -12,7 +12,9 @@ from typing import Any, Self
 from urllib.parse import urlsplit
 
 _READ_BYTES = 1 << 16
-_GENERATES = (b"POST /v1/chat/completions", b"POST /v1/completions")
+_GENERATES = tuple(
+    b"POST /v1/%b " % path for path in (b"chat/completions", b"completions", b"messages", b"responses")
+)
 
 
 class Budget:

@@ -148,7 +148,7 @@ def commit(exchange: Exchange, first: bytes, at: float) -> None:
     response.read_answer(is_typed=stream is not None and route not in PLAIN_ROUTES)
     if stream is not None and (ask := exchange.selection.ask).stream:
         ways = 0 if why_not_resumed(gate.settings.no_continuation, request, ask) else ask.continuable
-        response.record_replay(ways if attempt.has_ids else ways & ~TOKENS, stream.shape)
+        response.record_replay(ways and ways & ~TOKENS | attempt.tells, stream.shape)
 
 
 def finish(exchange: Exchange) -> None:

@@ -23,7 +23,7 @@ from cellgate.proxy.observe.defects import guarded
 from cellgate.proxy.process.tcp_info import has_unacked
 from cellgate.proxy.request.answer_shape import NO_TOKEN, AnswerShape, are_idle, status_in
 from cellgate.proxy.request.ports import Dispatcher
-from cellgate.proxy.request.response import NO_PATH, NO_SUCH_PATH, Response, TokensWithIds, shows_token
+from cellgate.proxy.request.response import NO_PATH, NO_SUCH_PATH, Response, shows_token
 from cellgate.proxy.resume.replay import EventFilter, EventRewriter, ReplayBuffer, are_whole, edges
 from cellgate.proxy.resume.streams import STREAMS
 from cellgate.router.nouns import Outcome
@@ -34,10 +34,10 @@ PLAIN_BYTES = 64 << 10
 
 
 class Attempt:
-    """The attempt that `lease` allows. The lease is released to `dispatcher`. `has_ids`: the gate has asked
-    for token ids. `needs_token`: an answer without any is a failed transfer of its prompt's blocks. `shape`
-    is what a good answer is (None: any is); `doubt` says what is wrong with one that is shown all the same,
-    and `is_clients` that the request is at fault.
+    """The attempt that `lease` allows. The lease is released to `dispatcher`. `tells`: what of tokens the
+    gate has asked for, and not the client. `needs_token`: an answer without any is a failed transfer of its
+    prompt's blocks. `shape` is what a good answer is (None: any is); `doubt` says what is wrong with one that
+    is shown all the same, and `is_clients` that the request is at fault.
     """
 
     __slots__ = (
@@ -52,12 +52,12 @@ class Attempt:
         "_response",
         "doubt",
         "events_before",
-        "has_ids",
         "is_clients",
         "lease",
         "needs_token",
         "over",
         "shape",
+        "tells",
     )
 
     # From `send` on.
@@ -77,7 +77,8 @@ class Attempt:
         self._pool: Pool | None = None
         self.events_before = response.events
         self.lease = lease
-        self.over = self.has_ids = self.needs_token = False
+        self.over = self.needs_token = False
+        self.tells = 0
         self.shape: AnswerShape | None = None
         self.doubt = ""
         if response.paused:
@@ -287,7 +288,7 @@ class Attempt:
         if (event_filter := self._event_filter) is None:
             is_idle = None if self.shape is None else are_idle
             event_filter = self._event_filter = EventFilter(
-                has_ids=self.has_ids, is_idle=is_idle, may_hold=self._owner.may_hold
+                has_ids=self.tells > 0, is_idle=is_idle, may_hold=self._owner.may_hold
             )
         begun = event_filter.begin(body, ended=conn.reply.ended)
         if isinstance(begun, Failure):
@@ -410,7 +411,7 @@ class Attempt:
         response, event_filter, failure = self._response, self._event_filter, None
         if response.is_events and not (event_filter is None and are_whole(body)):
             event_filter = self._event_filter = event_filter or EventFilter(
-                has_ids=self.has_ids, may_hold=self._owner.may_hold
+                has_ids=self.tells > 0, may_hold=self._owner.may_hold
             )
             body, failure = event_filter.feed(body, ended=conn.reply.ended)
             response.in_event = event_filter.in_event
@@ -429,8 +430,7 @@ class Attempt:
             and data.endswith(EVENT_ENDS)
             and (event_filter is None or event_filter.is_empty)
         )
-        log = response.tokens
-        conn.raw = None if not may_pass_raw else response if log is None else TokensWithIds(response, log)
+        conn.raw = response.taking_tokens() if may_pass_raw else None
         if not response.show(body, ended and failure is None, reply.trailers):
             failure = Failure(FailureKind.TRUNCATED, "it ended its stream before the answer was complete")
         if failure is not None:

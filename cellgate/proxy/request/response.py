@@ -43,7 +43,7 @@ from cellgate.proxy.resume.answer_reader import (
     reported_in,
 )
 from cellgate.proxy.resume.replay import FOLD_BYTES, MakeTranscript, ReplayBuffer
-from cellgate.proxy.resume.transcript import IDS, NO_IDS, TokenLog
+from cellgate.proxy.resume.transcript import IDS, NO_IDS, CountLog, TokenLog
 from cellgate.router.cost_model import Usage
 from cellgate.router.learning import GAPS_MS
 from cellgate.router.nouns import BUSY_STATUSES, Ask, Outcome
@@ -72,9 +72,9 @@ class Response:
     `last_at` is when something was last sent, or when the clock for stalls was restarted; `paused`: the
     client reads slower than its unit writes; `replay` is what was sent of a stream, in case the unit breaks
     it; `is_read`: it is one whose answer is read, by a `reader` once it has an event that does more than add
-    to a text; `tokens` takes the token ids out of its events, if the client has not asked for them; `lines`
-    are header lines of the gate's own, whatever the answer; `shows_internals`: the client may know which unit
-    answers.
+    to a text; `tokens` takes ids or counts of tokens out of its events, where the client has not asked for
+    them; `lines` are header lines of the gate's own, whatever the answer; `shows_internals`: the client may
+    know which unit answers.
     """
 
     __slots__ = (
@@ -168,7 +168,7 @@ class Response:
         self.begun = self.whole = self.over = False
         self.paused = self.is_events = self.in_event = self.is_read = False
         self.replay: ReplayBuffer | None = None
-        self.tokens: TokenLog | None = None
+        self.tokens: TokenLog | CountLog | None = None
         self.reader: AnswerReader | None = None
         self._skim: JsonSkim | None = None
         """Of a body that is none of events, if it did not come at once."""
@@ -346,6 +346,13 @@ class Response:
         if ways:
             self._fold_at = self.sent + FOLD_BYTES
             self.tokens = replay.tokens
+
+    def taking_tokens(self) -> Response | TokensWithIds | TokensWithCounts:
+        """What takes chunks of the unit: itself, if nothing has to be taken out of them."""
+        log = self.tokens
+        if log is None:
+            return self
+        return TokensWithIds(self, log) if isinstance(log, TokenLog) else TokensWithCounts(self, log)
 
     def keep_tail(self) -> None:
         """The stream cannot be resumed: from now on keep only its end."""
@@ -624,6 +631,28 @@ class TokensWithIds:
                 return
         response.count(1)
         response.pass_on(chunk, chunk[chunk.index(b"\n") + 1 : -_LINE_END_BYTES])
+
+
+class TokensWithCounts:
+    """The same where each event has a usage that the client has not asked for."""
+
+    usual_ends = ANY_ENDS
+
+    __slots__ = ("_log", "_response")
+
+    def __init__(self, response: Response, log: CountLog) -> None:
+        self._response = response
+        self._log = log
+
+    def on_token(self, chunk: bytes) -> None:
+        """One whole chunk with the event of a token."""
+        response = self._response
+        event = self._log.strip(chunk[chunk.find(b"\n") + 1 :])
+        if event.endswith(response.usual_ends):
+            response.on_token(b"%x\r\n%b" % (len(event) - _LINE_END_BYTES, event))
+            return
+        response.count(1)
+        response.pass_on(chunk, event[:-_LINE_END_BYTES])
 
 
 # Classifies a unit's reply by its status: an answer for the client, or a failure that is retried first.

@@ -46,7 +46,7 @@ from cellgate.proxy.request.services import OPEN_ROUTES
 from cellgate.proxy.request.stored_objects import is_collection, named_object, objects_in
 from cellgate.proxy.request.unit_head import head_for_unit, names_rank, rank_line
 from cellgate.proxy.resume.eligible import TOKENS, why_not_resumed
-from cellgate.proxy.resume.transcript import asking, gives_ids
+from cellgate.proxy.resume.transcript import asked_to_tell, can_tell
 from cellgate.router.nouns import LINK_FAILED, TRANSFERRED, UNFIT, Ask, SplitStep
 from cellgate.router.retry import Attempts
 from cellgate.router.unit_state import Lease
@@ -356,8 +356,11 @@ def begin(exchange: Exchange, lease: Lease, *, fresh: bool) -> None:
             body = _stripped(bare, lease) if reads_json and bare.lstrip()[:1] == b"{" else bare
         exchange.state = BUFFERING
         attempt.shape = exchange.route.shape
-        if selection.ask.continuable & TOKENS and _gives_ids(exchange, lease):
-            body, attempt.has_ids = asking(body), True
+        if selection.ask.continuable & TOKENS:
+            state = lease.unit_state
+            tells = can_tell(state.engine, state.build.version, exchange.route.name)
+            if tells and not why_not_resumed(exchange.gate.settings.no_continuation, request, selection.ask):
+                body, attempt.tells = asked_to_tell(body, tells)
         send_request(exchange, attempt, request.target, body, fresh=fresh)
         return
     if lease.split is not None and not lease.split.together:
@@ -422,15 +425,6 @@ def _begin_leg(exchange: Exchange, lease: Lease, target: bytes, body: bytes) -> 
     leg.target = target
     leg.begin(exchange.selection.ask)
     return True
-
-
-def _gives_ids(exchange: Exchange, lease: Lease) -> bool:
-    """Whether the unit gives token ids, and they are of use."""
-    state = lease.unit_state
-    is_known = gives_ids(state.engine, state.build.version, exchange.route.name)
-    return is_known and not why_not_resumed(
-        exchange.gate.settings.no_continuation, exchange.request, exchange.selection.ask
-    )
 
 
 def resume(

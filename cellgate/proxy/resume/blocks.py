@@ -8,6 +8,7 @@ does; here is what became of the blocks.
 from __future__ import annotations
 
 import re
+from array import array
 from collections.abc import Iterable, Iterator
 from enum import Enum, auto
 from typing import Any, ClassVar, NamedTuple, Protocol
@@ -66,7 +67,8 @@ class BlockTranscript:
         self.frame: dict[str, Any] = {}
         self.finish = self.unsupported = ""
         self.sequence = -1
-        self.size = self.pieces = 0
+        self.size = 0
+        self.pieces = array("I")
         self.closed, self.is_done = True, False
 
     @property
@@ -155,7 +157,8 @@ class BlockTranscript:
 
     def _grow(self, block: Block, text: str) -> None:
         self.size += len(text)
-        self.pieces += bool(text)
+        if text:
+            self.pieces.append(len(text))
         if self.size <= TEXT_CHARS:
             block.text.add(text)
 

@@ -43,11 +43,14 @@ from cellgate.proxy.resume.proof import (
     extended,
     ids_of,
     is_counted,
+    model_field,
     prove,
     prove_tokens,
     remaining,
     rendered,
     resumed_by_ids,
+    spelt,
+    tokens_generated,
 )
 from cellgate.proxy.resume.raw import RawChat
 from cellgate.proxy.resume.replay import EventRewriter, ReplayBuffer, plain
@@ -59,7 +62,15 @@ from cellgate.proxy.resume.shown import (
     stitched,
     unsupported_in,
 )
-from cellgate.proxy.resume.transcript import DONE, STOPPED_BY, TokenLog, Transcript, asking, kind_of
+from cellgate.proxy.resume.transcript import (
+    DONE,
+    STOPPED_BY,
+    TokenLog,
+    Transcript,
+    asking,
+    asking_counts,
+    kind_of,
+)
 from cellgate.router.nouns import BUSY_STATUSES
 
 _WORKING_EVENTS = 64
@@ -118,10 +129,12 @@ class StreamJoiner:
 
     def ask_usage(self) -> dict[str, Any]:
         """Additional fields of its request: if the text may end here, its tokens must be counted here."""
-        if self._stop_strings.is_over or not self._wants_usage or not isinstance(self._options, dict):
+        counts = self.transcript.counts is not None
+        if not counts and (self._stop_strings.is_over or not self._wants_usage):
             return {}
         self._asks_usage = True
-        return {"stream_options": {**self._options, "continuous_usage_stats": True}}
+        options = self._options if isinstance(self._options, dict) else {}
+        return {"stream_options": {**options, "continuous_usage_stats": True}}
 
     def feed(self, events: bytes) -> bytes:
         """Complete events in, what the client gets out. Raises MismatchError."""
@@ -183,6 +196,8 @@ class StreamJoiner:
         ):
             raise MismatchError("a usage in an unknown format")
         self._used = _summed(usage, self._tokens)
+        if choices and self.transcript.counts is not None:
+            self.transcript.counts.take(self._used)
         if choices and self._asks_usage and not self._usage_so_far:
             # The gate requested it, not the client.
             del document["usage"]
@@ -426,10 +441,7 @@ def open_message(stream: BrokenStream) -> PlainWay:
         given += transcript.stop
     counted = yield from prove(body, given, chat=stream.chat, engine=stream.engine)
     if is_counted(body, chat=stream.chat) or is_deterministic(body):
-        whole = counted
-        if given != text:
-            whole = yield from prove(body, text, chat=stream.chat, engine=stream.engine)
-        check_count(whole.shown, transcript.shown.pieces)
+        counted = yield from _counted(stream, given, counted)
     if counted.spans and is_deterministic(body):
         raise UnprovenError("one token spans the end of its prompt and the begin of its text")
     left = None
@@ -444,6 +456,30 @@ def open_message(stream: BrokenStream) -> PlainWay:
     counting = {} if is_llama_cpp else joiner.ask_usage()
     longer = orjson.dumps(extended(body, given, chat=stream.chat) | left | counting)
     return NextPart(stream.target, stream.asks_ids(longer), joiner)
+
+
+def _counted(
+    stream: BrokenStream, given: str, counted: Tokens
+) -> Generator[ProofRequest, dict[str, Any], Tokens]:
+    """The tokens of an answer of which the unit gets this text, `counted` by its tokenizer, as they were
+    generated. Raises UnprovenError.
+    """
+    body, transcript, whole = stream.body, stream.transcript, counted
+    text, pieces = transcript.text, [size for size in transcript.shown.pieces if size]
+    if given != text:
+        whole = yield from prove(body, text, chat=stream.chat, engine=stream.engine)
+    if transcript.counts is None or not transcript.counts.shown:
+        check_count(whole.shown, pieces)
+        if stream.engine != LLAMA_CPP:
+            # That sends each token in an event of its own.
+            yield from spelt(model_field(body), text, pieces)
+        return counted
+    reported = tokens_generated(body, text, whole.shown, transcript.counts, transcript.finish, pieces)
+    if reported == whole.shown and not transcript.finish:
+        return counted
+    if given != text or is_deterministic(body):
+        raise UnprovenError("its text is spelt in other tokens than the model has said")
+    return Tokens(transcript.counts.prompt, reported, spans=counted.spans)
 
 
 def _open_by_ids(stream: BrokenStream, tokens: TokenLog) -> PlainWay:
@@ -512,7 +548,10 @@ def again(stream: BrokenStream) -> PlainWay:
     """The same request: the unit must repeat what was shown. This needs no proof beforehand."""
     yield from ()
     joiner = StreamJoiner(stream.body, stream.transcript, Tokens(None, 0), 0, again=True, ids=[])
-    return NextPart(stream.target, stream.asks_ids(stream.sent), joiner)
+    sent = stream.asks_ids(stream.sent)
+    if stream.transcript.counts is not None and joiner.ask_usage():
+        sent = asking_counts(sent)
+    return NextPart(stream.target, sent, joiner)
 
 
 MakePlainWay = Callable[[BrokenStream], PlainWay]

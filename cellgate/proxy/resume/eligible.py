@@ -128,11 +128,12 @@ class BoundaryStops:
 # generated, which it takes for the prompt. AGAIN: the unit gets the same request, and must repeat what was
 # shown. So a repetition must be likely: the answer is greedy, or its sampling has a seed. Everything may
 # depend on what was generated. TOKENS: the unit gets the tokens of the prompt and of what was shown, where
-# the engine gives them (raw.py): only they tell how long an answer is. Fields: OpenAI's API, vLLM 0.6 to
+# the engine gives them (raw.py): only they tell how long an answer is. COUNTS is no way of its own: each
+# event tells how many tokens there were, which the gate has asked for. Fields: OpenAI's API, vLLM 0.6 to
 # 0.33, SGLang 0.4 to 0.5.23.
 
 
-OPEN, AGAIN, TOKENS = 1, 2, 4
+OPEN, AGAIN, TOKENS, COUNTS = 1, 2, 4, 8
 """Ways to resume a stream; they are added up."""
 
 _SAMPLING = """temperature top_p top_k min_p seed logit_bias allowed_token_ids bad_words stop stop_token_ids

@@ -32,8 +32,8 @@ from cellgate.proxy.resume.proof import (
     ProofRequest,
     Tokens,
     UnprovenError,
-    check_count,
     check_same,
+    spelt,
     tokens_of,
 )
 
@@ -318,9 +318,8 @@ def prove_prompt(
     if counted not in (None, len(before)):
         raise UnprovenError(f"its engine counts {len(before)} tokens in a prompt of {counted}")
     model = {"model": body["model"]} if body.get("model") else {}
-    added = yield from tokens_of(model | {"prompt": text, "add_special_tokens": False})
     # These APIs tell no ids, and their engines always limit or tell the tokens of an answer.
-    check_count(len(added), shown.pieces)
+    added = yield from spelt(model, text, shown.pieces)
     ids = before + added
     yield from check_same(model, before, ids, max(0, len(before) - CONTEXT_TOKENS), text)
     if reported is None and (yield from _counted(dialect, body | given(ids))) != len(ids):

@@ -8,10 +8,10 @@ Wire formats: `/tokenize` and `/detokenize` of vLLM 0.6 to 0.33, SGLang 0.4 to 0
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from typing import Any, NamedTuple
 
-from cellgate.proxy.resume.transcript import TokenLog, Transcript, digest_of
+from cellgate.proxy.resume.transcript import CountLog, TokenLog, Transcript, digest_of
 
 PROOF_COMPLETION_TOKENS = 16
 """What /v1/completions generates when no limit is given; llama.cpp knows no such limit."""
@@ -29,7 +29,7 @@ def prove(body: dict[str, Any], text: str, *, chat: bool, engine: str) -> Proof:
     """Prove that a unit that runs `engine` would continue the answer to `body` where `text` ends."""
     if UNKNOWN_CHARACTER in text:
         raise UnprovenError("its text contains a replacement character (U+FFFD)")
-    model = {"model": body["model"]} if body.get("model") else {}
+    model = model_field(body)
     if chat and engine == "sglang":
         # It puts the tokens of the text behind those of the prompt, whatever the template says, and its
         # /tokenize takes no messages.
@@ -91,7 +91,7 @@ def extended(body: dict[str, Any], text: str, *, chat: bool) -> dict[str, Any]:
 
 def remaining(body: dict[str, Any], shown: int, *, chat: bool, engine: str) -> dict[str, int] | None:
     """The token limits of `body` less the tokens already sent; None when no token is left."""
-    limits = {name: body[name] for name in _PROOF_LIMITS if isinstance(body.get(name), int)}
+    limits = _limits_of(body)
     if not limits and not chat and engine != LLAMA_CPP:
         limits = {"max_tokens": PROOF_COMPLETION_TOKENS}
     left = {name: limit - shown for name, limit in limits.items()}
@@ -100,6 +100,15 @@ def remaining(body: dict[str, Any], shown: int, *, chat: bool, engine: str) -> d
     if isinstance(body.get("min_tokens"), int):
         left["min_tokens"] = max(0, body["min_tokens"] - shown)
     return left
+
+
+def model_field(body: dict[str, Any]) -> dict[str, Any]:
+    """The field of a question to the engine that names the model."""
+    return {"model": body["model"]} if body.get("model") else {}
+
+
+def _limits_of(body: dict[str, Any]) -> dict[str, int]:
+    return {name: body[name] for name in _PROOF_LIMITS if isinstance(body.get(name), int)}
 
 
 def is_counted(body: dict[str, Any], *, chat: bool) -> bool:
@@ -111,12 +120,59 @@ def is_counted(body: dict[str, Any], *, chat: bool) -> bool:
     )
 
 
-def check_count(tokens: int, pieces: int) -> None:
-    """Where no ids are known, a text that came in as many events as it has `tokens` was spelt in these.
-    Raises UnprovenError.
+def check_count(tokens: int, pieces: Sequence[int]) -> None:
+    """Where no ids are known, a text that came in as many events as it has `tokens` was spelt in these, if
+    each event has one. Raises UnprovenError.
     """
-    if tokens != pieces:
-        raise UnprovenError(f"what is {tokens} tokens came in {pieces} events: nobody knows how many")
+    if tokens != len(pieces):
+        raise UnprovenError(f"what is {tokens} tokens came in {len(pieces)} events: nobody knows how many")
+
+
+def spelt(
+    model: dict[str, Any], text: str, pieces: Sequence[int]
+) -> Generator[ProofRequest, dict[str, Any], list[int]]:
+    """The tokens of a text of which each event has brought just one: `pieces` are their characters. An event
+    may have several tokens, and then as many may come out by chance. Raises UnprovenError.
+    """
+    asked = {"prompt": text, "add_special_tokens": False, "return_token_strs": True}
+    answer = yield ProofRequest("/tokenize", model | asked)
+    tokens, strings = _tokens_in(answer), answer.get("token_strs")
+    check_count(len(tokens), pieces)
+    if strings is None:
+        # vLLM has them from 0.9 on; of others the number has to be enough.
+        return tokens
+    if not isinstance(strings, list) or len(strings) != len(tokens):
+        raise UnprovenError("the answer of /tokenize has token_strs that are not those of its tokens")
+    at = 0
+    for string, size in zip(strings, pieces, strict=True):
+        piece = text[at : at + size]
+        # Its vocabulary has characters, or bytes as one character each; it may begin a text with a space.
+        sizes = (size, len(piece.encode()), size + (at == 0))
+        if not isinstance(string, str) or len(string) not in sizes:
+            raise UnprovenError("its events are not the tokens of its text: nobody knows how many")
+        at += size
+    return tokens
+
+
+def tokens_generated(
+    body: dict[str, Any], text: str, tokens: int, counts: CountLog, finish: str, pieces: Sequence[int]
+) -> int:
+    """How many tokens an answer has had whose engine counts them, and of which this text was shown, that
+    would be so many `tokens`. Raises UnprovenError.
+    """
+    reported = counts.shown
+    if finish == "length" and (limits := _limits_of(body)):
+        return min(limits.values())
+    if finish and reported != len(pieces):
+        # The token, or the tokens, that ended it may be among those that were told.
+        raise UnprovenError(f"it ended with {reported} tokens in {len(pieces)} events, or more")
+    is_whole = text[-1:].isascii() and text[-1:].strip() and not body.get("tools")
+    if reported != tokens and not is_whole:
+        # SGLang shows what precedes a character that is not whole up to a space, but counts all.
+        raise UnprovenError(
+            f"what is {tokens} tokens was counted as {reported}: some may not have been shown"
+        )
+    return reported
 
 
 def rendered(body: dict[str, Any]) -> Generator[ProofRequest, dict[str, Any], tuple[list[int], int]]:
@@ -160,7 +216,7 @@ def _rendered_by_llama_cpp(
         prompt = (yield ProofRequest("/apply-template", body)).get("prompt")
     if not isinstance(prompt, str):
         raise UnprovenError("the answer of /apply-template has no prompt")
-    model = {"model": body["model"]} if body.get("model") else {}
+    model = model_field(body)
     return (yield from tokens_of(model | {"content": prompt, "add_special": True}))
 
 
@@ -273,7 +329,7 @@ def prove_tokens(
         raise UnprovenError("the answer of /tokenize has no max_model_len")
     if digest_of(prompt) != tokens.prompt:
         raise UnprovenError("the unit's prompt has other tokens than that of the broken one")
-    model = {"model": body["model"]} if body.get("model") else {}
+    model = model_field(body)
     ids = list(tokens.ids)
     return SameTokens(model, prompt, ids, (yield from text_behind(model, prompt, ids)), limit - len(prompt))
 

@@ -25,7 +25,7 @@ from cellgate.proxy.http.sse import (
 )
 from cellgate.proxy.resume.eligible import OPEN, TOKENS
 from cellgate.proxy.resume.shown import MismatchError
-from cellgate.proxy.resume.transcript import TokenLog, Transcript
+from cellgate.proxy.resume.transcript import CountLog, TokenLog, Transcript
 
 IDLE_BYTES = 64 * 1024
 """More events without work than this are shown as they are."""
@@ -324,7 +324,7 @@ class MakeTranscript(Protocol):
 
 class ReplayBuffer:
     """One stream's. `chunks` are whole HTTP chunks if `framed`, else bytes of the body, in order; `tokens`
-    are the ids that its unit was asked for, which are in none of them.
+    are the ids that its unit was asked for, which are in none of them, or how many it has told.
 
     `ways` are the ways to resume it (eligible.py). Without any, its end alone is kept.
     """
@@ -336,7 +336,7 @@ class ReplayBuffer:
         self._shape = shape
         self._folded: AnyTranscript | None = None
         self.ways = ways
-        self.tokens = TokenLog() if ways & TOKENS else None
+        self.tokens = None if ways < TOKENS else TokenLog() if ways & TOKENS else CountLog()
         self.chunks: list[bytes] | deque[bytes] = [] if ways else deque(maxlen=END_CHUNKS)
 
     def read(self) -> AnyTranscript:
@@ -365,5 +365,7 @@ def plain(replay: ReplayBuffer) -> Transcript:
     """The transcript of a stream of chat or completions."""
     transcript = replay.read()
     assert isinstance(transcript, Transcript)
-    transcript.tokens = replay.tokens
+    log = replay.tokens
+    transcript.tokens = log if isinstance(log, TokenLog) else None
+    transcript.counts = log if isinstance(log, CountLog) else None
     return transcript

@@ -6,6 +6,7 @@ Fields of a delta as OpenAI's API, vLLM, SGLang and llama.cpp name them; the rea
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable
 from typing import Any
 
@@ -74,7 +75,7 @@ class ShownCall:
 
 class SentText:
     """All that was shown of the one choice. `logprobs` is of how many tokens log probabilities were sent,
-    `pieces` how many events have brought a part of it.
+    `pieces` how many characters each event has brought, 0 of some without any.
     """
 
     __slots__ = ("calls", "logprobs", "pieces", "reasoning", "reasoning_names", "size", "text")
@@ -85,13 +86,14 @@ class SentText:
         self.reasoning_names: tuple[str, ...] = ()
         self.calls: list[ShownCall] = []
         self.logprobs = 0
-        self.size = self.pieces = 0
+        self.size = 0
+        self.pieces = array("I")
 
     def take(self, choice: dict[str, Any]) -> GrowingText | None:
         """Add what a choice brings; what grew, if that is one text. The choice is one that
         `unsupported_in` has passed.
         """
-        grown: list[GrowingText] = []
+        grown, before = list[GrowingText](), self.size
         delta = choice.get("delta") or {}
         if text := delta.get("content") or choice.get("text"):
             grown.append(self.text)
@@ -103,7 +105,8 @@ class SentText:
             self.grow(self.reasoning, delta[names[0]])
         for each in delta.get("tool_calls") or ():
             grown.append(self._take_call(each))
-        self.pieces += bool(grown)
+        if grown:
+            self.pieces.append(self.size - before)
         if count := logprobs_in(choice):
             self.logprobs += count
             return None

@@ -3,9 +3,10 @@ client. Pure.
 
 Wire format: vLLM from 0.10.2 on. `return_token_ids` in the request; then `prompt_token_ids` in the first
 event, of completions in its choice, and `token_ids` in the choice of each further one. Without it both are
-null, or not there. SGLang 0.5.23 does the same for completions; a chat that streams and asks gets a 400.
+null, or not there. SGLang 0.5.23 does the same for completions; a chat that streams and asks gets a 400. Its
+chats tell in each event with a text how many tokens there are (`stream_options.continuous_usage_stats`).
 
-In this order: `TokenLog`, `Transcript`, `kind_of`.
+In this order: `TokenLog`, `CountLog`, `Transcript`, `kind_of`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from array import array
 from collections import deque
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 from xxhash import xxh3_64_hexdigest
@@ -23,13 +24,15 @@ from xxhash import xxh3_64_hexdigest
 from cellgate.proxy.config.limits import LIMITS, reached
 from cellgate.proxy.http.sse import extra_field, payload, split
 from cellgate.proxy.observe.counters import ResumeKind
-from cellgate.proxy.resume.eligible import AGAIN, OPEN, PENALTIES, SAMPLED, TOKENS, is_harmless
+from cellgate.proxy.resume.eligible import AGAIN, COUNTS, OPEN, PENALTIES, SAMPLED, TOKENS, is_harmless
 from cellgate.proxy.resume.shown import GrowingText, SentText, unsupported_in
 
 _TRANSCRIPT_ASKED = b'{"return_token_ids":true,'
 # In a text the quotes would be escaped, so these are found as fields only.
 _TRANSCRIPT_PROMPT = re.compile(rb'"prompt_token_ids":\s*\[([\d,\s]*)\]')
 _TRANSCRIPT_TOKENS = re.compile(rb'"token_ids":\s*\[([\d,\s]*)\]')
+# Behind a choice: the last event has none.
+_TRANSCRIPT_COUNTS = re.compile(rb'(?<=\}\]),\s*"usage":\s*(\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\})')
 IDS, NO_IDS = b'"token_ids":[', b'"token_ids":null'
 _TRANSCRIPT_VERSION = re.compile(r"v?(\d+)\.(\d+)(?:\.(\d+))?")
 _SINCE = {("vllm", "chat"): (0, 11), ("vllm", "completions"): (0, 11), ("sglang", "completions"): (0, 5, 23)}
@@ -44,9 +47,48 @@ def gives_ids(engine: str, version: str, route: str) -> bool:
     )
 
 
+@lru_cache(maxsize=64)
+def can_tell(engine: str, version: str, route: str) -> int:
+    """What an engine tells of the tokens in its streams of a route, if it is asked: TOKENS, COUNTS, or 0."""
+    if gives_ids(engine, version, route):
+        return TOKENS
+    return COUNTS if (engine, route) == ("sglang", "chat") else 0
+
+
 def asking(body: bytes) -> bytes:
     """The request, a JSON object with fields, that asks for token ids."""
     return _TRANSCRIPT_ASKED + body[body.index(b"{") + 1 :]
+
+
+_OPTIONS, _COUNTING = b'"stream_options"', b'"continuous_usage_stats"'
+
+
+def asking_counts(body: bytes) -> bytes:
+    """The request that asks for a usage in each event; the same if its client has, or asks for it oddly."""
+    if _COUNTING in body or body.count(_OPTIONS) > 1:
+        return body
+    if _OPTIONS not in body:
+        return b'{"stream_options":{%b:true},%b' % (_COUNTING, body[body.index(b"{") + 1 :])
+    options = orjson.loads(body).get("stream_options")
+    if not isinstance(options, dict):
+        return body
+    at = body.index(b"{", body.index(_OPTIONS)) + 1
+    return b"%b%b:true%b%b" % (body[:at], _COUNTING, b"," if options else b"", body[at:])
+
+
+class TellingBody(NamedTuple):
+    """A request, and what its stream will tell of its tokens: TOKENS, COUNTS, or 0."""
+
+    body: bytes
+    tells: int
+
+
+def asked_to_tell(body: bytes, can_tell: int) -> TellingBody:
+    """The request that asks an engine for what it `can_tell`."""
+    if can_tell == TOKENS:
+        return TellingBody(asking(body), TOKENS)
+    counting = asking_counts(body)
+    return TellingBody(counting, 0 if counting is body else COUNTS)
 
 
 def digest_of(ids: Sequence[int]) -> str:
@@ -104,6 +146,49 @@ class TokenLog:
         self.ids = array("Q", ids)
 
 
+class CountLog:
+    """How many tokens the prompt and the answer had at its last event with a text; 0: nobody has told."""
+
+    __slots__ = ("_reported",)
+
+    def __init__(self) -> None:
+        self._reported = b"{}"
+
+    @property
+    def prompt(self) -> int:
+        """Tokens of the prompt."""
+        return self._count("prompt_tokens")
+
+    @property
+    def shown(self) -> int:
+        """Tokens of the answer."""
+        return self._count("completion_tokens")
+
+    def strip(self, events: bytes) -> bytes:
+        """Whole events as they would be if nobody had asked; what they count is taken."""
+        if b'"usage":' not in events:
+            return events
+        return _TRANSCRIPT_COUNTS.sub(self._strip_usage, events)
+
+    def take(self, usage: dict[str, Any]) -> None:
+        """What an event with a part of the answer tells."""
+        self._reported = orjson.dumps(usage)
+
+    def drop(self) -> None:
+        """It is small."""
+
+    def _strip_usage(self, found: re.Match[bytes]) -> bytes:
+        self._reported = found[1]
+        return b""
+
+    def _count(self, name: str) -> int:
+        try:
+            reported = orjson.loads(self._reported).get(name)
+        except orjson.JSONDecodeError:
+            return 0
+        return reported if type(reported) is int else 0
+
+
 def _are_ids(ids: object) -> bool:
     return isinstance(ids, list) and all(type(each) is int and each >= 0 for each in ids)
 
@@ -144,6 +229,7 @@ class Transcript:
         "_tail",
         "_template",
         "closed",
+        "counts",
         "events",
         "finish",
         "frame",
@@ -158,9 +244,11 @@ class Transcript:
     )
 
     def __init__(self, *, framed: bool = False, ways: int = OPEN | AGAIN) -> None:
-        self._is_text_only = ways == OPEN
+        self._is_text_only = ways & ~COUNTS == OPEN
         self.tokens: TokenLog | None = TokenLog() if ways & TOKENS else None
         """The token ids, if its unit was asked for them: its ReplayBuffer takes them from what is read."""
+        self.counts: CountLog | None = CountLog() if ways & COUNTS else None
+        """The same of their number."""
         self.shown = SentText()
         self._tail = b""
         self._template = _NO_TEMPLATE
@@ -321,7 +409,7 @@ class Transcript:
         if len(texts) != len(casts) or set(map(type, texts)) != {str}:
             return False
         self.events += len(texts)
-        self.shown.pieces += len(texts) - texts.count("")
+        self.shown.pieces.extend(map(len, texts))
         self.shown.grow(self._grown, "".join(texts))
         return True
 

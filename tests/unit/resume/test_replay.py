@@ -9,9 +9,9 @@ from cellgate.proxy.config.limits import LIMITS
 from cellgate.proxy.http.errors import Failure, FailureKind, error_event
 from cellgate.proxy.http.sse import payload, split
 from cellgate.proxy.request.answer_shape import are_idle
-from cellgate.proxy.request.response import TokensWithIds
+from cellgate.proxy.request.response import TokensWithCounts, TokensWithIds
 from cellgate.proxy.resume.chat import StreamJoiner
-from cellgate.proxy.resume.eligible import OPEN
+from cellgate.proxy.resume.eligible import COUNTS, OPEN
 from cellgate.proxy.resume.proof import Tokens
 from cellgate.proxy.resume.replay import (
     BEGIN_BYTES,
@@ -23,9 +23,12 @@ from cellgate.proxy.resume.replay import (
     plain,
 )
 from cellgate.proxy.resume.transcript import (
+    CountLog,
     TokenLog,
     Transcript,
+    asked_to_tell,
     asking,
+    can_tell,
     digest_of,
     gives_ids,
 )
@@ -441,6 +444,73 @@ def test_engines_that_are_known_to_give_them_are_asked_in_front_of_the_clients_o
     assert not gives_ids("sglang", "0.5.22.post1", "completions")
 
 
+COUNTING = {"continuous_usage_stats": True}
+
+
+@pytest.mark.parametrize(
+    ("options", "asked"),
+    [
+        (b"", COUNTING),
+        (b',"stream_options" : { }', COUNTING),
+        (
+            b',"stream_options":{"include_usage":true}',
+            {"include_usage": True, "continuous_usage_stats": True},
+        ),
+    ],
+)
+def test_chats_of_sglang_are_asked_how_many_tokens_there_are(options: bytes, asked: dict[str, bool]) -> None:
+    body = b'{"model":"m","messages":[{"role":"user","content":"\\"stream_options\\":{"}]%b}' % options
+    assert can_tell("sglang", "0.4", "chat") == COUNTS
+    assert not can_tell("llamacpp", "1", "chat")
+    told = asked_to_tell(body, COUNTS)
+    assert told.tells == COUNTS
+    assert orjson.loads(told.body) == {**orjson.loads(body), "stream_options": asked}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        b'"stream_options":{"continuous_usage_stats":false}',
+        b'"stream_options":7',
+        b'"tools":[{"stream_options":{}}]',
+        b'"tools":[{"stream_options":{}}],"stream_options":{}',
+    ],
+)
+def test_a_request_that_says_it_oddly_is_left_as_it_is(options: bytes) -> None:
+    body = b'{"model":"m",%b}' % options
+    assert asked_to_tell(body, COUNTS) == (body, 0)
+
+
+COUNTED = (
+    b'data: {"id":"a","choices":[{"index":0,"delta":{"content":"}],\\"usage\\":{}"},"finish_reason":null}]'
+    b',"usage":{"prompt_tokens":9,"total_tokens":11,"completion_tokens":2,"prompt_tokens_details":'
+    b'{"cached_tokens":1}}}\n\n'
+)
+BARE = COUNTED[: COUNTED.index(b',"usage":{"')] + b"}\n\n"
+LAST = b'data: {"id":"a","choices":[],"usage":{"prompt_tokens":9,"completion_tokens":3}}\n\n'
+
+
+def test_counts_are_taken_from_events_with_a_choice_and_from_no_others() -> None:
+    log = CountLog()
+    assert (log.prompt, log.shown) == (0, 0)
+    assert log.strip(COUNTED + LAST) == BARE + LAST
+    assert (log.prompt, log.shown) == (9, 2)
+    # What is no count says nothing.
+    assert log.strip(COUNTED.replace(b":9,", b":-,")) == BARE
+    assert (log.prompt, log.shown) == (0, 0)
+
+
+def test_a_whole_chunk_comes_out_without_its_counts() -> None:
+    log = CountLog()
+    kept = Kept(log)
+    kept.usual_ends = (b'"finish_reason":null}]}\n\n\r\n',)
+    TokensWithCounts(kept, log).on_token(chunk(COUNTED))  # type: ignore[arg-type]
+    assert (kept.sent, kept.read, log.shown) == (chunk(BARE), 0, 2)
+    kept.sent = b""
+    TokensWithCounts(kept, log).on_token(chunk(LAST))  # type: ignore[arg-type]
+    assert (kept.sent, kept.read) == (chunk(LAST), 1)
+
+
 def test_the_client_gets_the_bytes_that_it_would_have_got() -> None:
     shown = TokenLog().strip(FIRST + TOKEN)
     assert b'"prompt_token_ids":null,"prompt_text":null' in shown
@@ -454,7 +524,7 @@ class Kept:
 
     usual_ends: tuple[bytes, ...] = (b'"finish_reason":null,"token_ids":null}]}\n\n\r\n',)
 
-    def __init__(self, log: TokenLog) -> None:
+    def __init__(self, log: TokenLog | CountLog) -> None:
         self.sent = b""
         self.log = log
         self.read = 0
