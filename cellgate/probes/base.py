@@ -367,10 +367,8 @@ class HttpPageProbe(Probe, Protocol):
 
 REST_MAX_S = 10.0
 """The longest pause of a probe of a unit that rests, where its page alone tells of a fault."""
-REST_LOAD_S = 30.0
-"""The same of what is of use to its next request only, which wakes it."""
 REST_LONG_S = 60.0
-"""The same of what its canary shows as well."""
+"""The same of what its canary shows as well, or what is of use to its next request only, which wakes it."""
 REST_SAME_S = 600.0
 """The same of what stays as it is while the process does."""
 

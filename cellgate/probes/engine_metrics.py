@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import ClassVar, NamedTuple
 from urllib.parse import urlsplit
 
-from cellgate.probes.base import REST_LOAD_S, FetchError, PageGet, ProbeContext, Reply, is_in_use, rested_s
+from cellgate.probes.base import REST_LONG_S, FetchError, PageGet, ProbeContext, Reply, is_in_use, rested_s
 from cellgate.probes.engines import METRICS, MetricRole, engine
 from cellgate.probes.sample_lines import SampleLines
 from cellgate.router.nouns import Load, RankLoad, Verdict
@@ -63,7 +63,7 @@ class EngineMetrics:
             return last_at + self.unknown_s
         is_idle = context.verdict is Verdict.UP and context.load is not None and not is_in_use(context)
         return last_at + (
-            rested_s(context, context.fetch, last_at, self.idle_s, REST_LOAD_S) if is_idle else self.period_s
+            rested_s(context, context.fetch, last_at, self.idle_s, REST_LONG_S) if is_idle else self.period_s
         )
 
     def page(self, context: ProbeContext) -> PageGet:

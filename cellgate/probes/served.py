@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
 
-from cellgate.probes.base import REST_SAME_S, Fetch, FetchError, ProbeContext, rested_s
+from cellgate.probes.base import REST_LONG_S, REST_SAME_S, Fetch, FetchError, ProbeContext, rested_s
 from cellgate.probes.engines import (
     OWNERS,
     engine,
@@ -105,7 +105,9 @@ _NONE_SERVED = _Served()
 
 @dataclass(frozen=True, slots=True)
 class ModelList:
-    """Runs every `period_s`, and every `eager_s` while models or engine are unknown."""
+    """Runs every `period_s`, and every `eager_s` while models or engine are unknown. A model that no unit is
+    known to serve has all of them asked (`ask_for_models`), those that rest too.
+    """
 
     name: ClassVar[str] = "models"
     period_s: float = 30.0
@@ -119,7 +121,9 @@ class ModelList:
     def due_at(self, context: ProbeContext, last_at: float) -> float:
         """Soon while models or engine are unknown, or the unit might come back as another engine."""
         settled = context.models and context.engine and context.verdict in USABLE
-        return last_at + (self.period_s if settled or _is_reported(context) else self.eager_s)
+        if settled or _is_reported(context):
+            return last_at + rested_s(context, context.fetch, last_at, self.period_s, REST_LONG_S)
+        return last_at + self.eager_s
 
     async def look(self, context: ProbeContext) -> AsyncGenerator[Finding, None]:
         """Engine and models, as far as they are known; other probes check the health."""

@@ -36,7 +36,7 @@ UNITS, MEASURED = 60, 3_240
 clocks of its units."""
 MANY, MEASURED_OF_MANY = 80, 1_890
 """The same of one where idle units begin to rest. Later there are ever fewer looks ..."""
-A_SECOND = 1_620
+A_SECOND = 1_500
 """... and these are the bytecodes of a unit a second, when they have rested for two minutes (8,444 without
 rest), in the mean of one in which all is asked that is ever asked."""
 SETTLE_S, BEGUN_S, RESTED_S = 40.0, 6.0, 125.0

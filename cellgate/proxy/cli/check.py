@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, cast
 from cellgate.extras import MissingExtraError, part_of
 from cellgate.probes.agent import BEAT_S, LOOK_S
 from cellgate.probes.agents import SILENCE_S
-from cellgate.probes.base import REST_LOAD_S, REST_LONG_S, REST_MAX_S
+from cellgate.probes.base import REST_LONG_S, REST_MAX_S
 from cellgate.probes.canary import BLIND_IDLE, IN_LINE, YIELD_S
 from cellgate.probes.engines import METRICS, MetricRole
 from cellgate.probes.nodes import NodeProbe
@@ -275,7 +275,7 @@ def _resting(units: int) -> list[str]:
         return []
     return [
         f"Many units: one that idles is asked less and less often, its nodes every {REST_MAX_S:g} s in the "
-        f"end, for its load every {REST_LOAD_S:g} s and itself every {REST_LONG_S:g} s, beside canaries, "
+        f"end, itself, its load and its models every {REST_LONG_S:g} s, beside canaries, "
         "while a connection to each of its nodes shows that its processes are there. With its first request, "
         "or anything that speaks against it, it is asked as often as others at once."
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import configparser
 import gc
+import itertools
 import os
 import signal
 import socket
@@ -317,6 +318,15 @@ def test_memory_that_has_doubled_is_looked_through_and_streams_that_live_not_aga
     for at in range(2, 100):
         collector.tick(float(at))
     assert (memory.collections, memory.looks) == (1, 98)
+
+
+def test_memory_is_not_counted_in_each_tick() -> None:
+    """That takes a millisecond and more."""
+    counts = itertools.count()
+    collector = Garbage(0.0, lambda: False, int, lambda: 0 * next(counts) + 1_000, lambda _oldest: None)
+    for tick in range(40):
+        collector.tick(0.25 * tick)
+    assert next(counts) == 1 + 10
 
 
 def test_a_crowd_of_clients_is_not_looked_through_and_what_they_leave_behind_is() -> None:
