@@ -15,7 +15,7 @@ from typing import ClassVar, NamedTuple
 from urllib.parse import urlsplit
 
 from cellgate.probes.base import REST_LONG_S, FetchError, PageGet, ProbeContext, Reply, is_in_use, rested_s
-from cellgate.probes.engines import METRICS, MetricRole, engine
+from cellgate.probes.engines import METRICS, MetricRole, any_of, engine
 from cellgate.probes.sample_lines import SampleLines
 from cellgate.router.nouns import Load, RankLoad, Verdict
 
@@ -142,19 +142,8 @@ def _pattern() -> tuple[
         else:
             key, _, value = label.partition(b"=")
             families.setdefault(name, (key + b'="', {}))[1][value] = role
-    names = _any_of([*roles, *families])
+    names = any_of([*roles, *families])
     return re.compile(rb"\n(%b)(?:\{([^\n]*)\})? ([^ \n]+)" % names), roles, families
-
-
-def _any_of(names: list[bytes]) -> bytes:
-    """An expression for each of `names` that decides byte by byte: most lines of a page fail at the first."""
-    rests: dict[bytes, list[bytes]] = {}
-    for name in names:
-        rests.setdefault(name[:1], []).append(name[1:])
-    branches = [
-        re.escape(head) + _any_of(rests[head]) if head else b"" for head in sorted(rests, reverse=True)
-    ]
-    return branches[0] if len(branches) == 1 else b"(?:%b)" % b"|".join(branches)
 
 
 _SAMPLE, _ROLES, _FAMILIES = _pattern()

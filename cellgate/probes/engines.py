@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from math import prod
@@ -297,17 +297,32 @@ def has_answer(api: Api, body: bytes) -> bool:
     return bool(answer) if isinstance(answer, list) else isinstance(answer, str)
 
 
-# All of it is behind one quote, to which `re` jumps; an alternative at the top would be tried at each byte.
+def any_of(names: Iterable[bytes]) -> bytes:
+    """An expression for each of `names` that decides byte by byte: most of what is read fails at once."""
+    rests: dict[bytes, list[bytes]] = {}
+    for name in names:
+        rests.setdefault(name[:1], []).append(name[1:])
+    branches = [
+        re.escape(head) + any_of(rests[head]) if head else b"" for head in sorted(rests, reverse=True)
+    ]
+    return branches[0] if len(branches) == 1 else b"(?:%b)" % b"|".join(branches)
+
+
+_A_TEXT, _A_LIST = rb'"\s*:\s*"(?!")', rb'"\s*:\s*\[\s*[^\s\]]'
+# All of it is behind one quote, to which `re` jumps, and then each first letter is there once: an alternative
+# at the top, or one that begins with a group, would be tried at each byte, or quote.
 GENERATED = re.compile(
-    rb'"(?:(?:content|text|refusal|reasoning|reasoning_content|thinking|arguments|partial_json|delta'
-    rb'|output_text|text_output|generated_text|data)"\s*:\s*"(?!")'
-    rb'|(?:tool_calls|tool_use|token_ids|output_ids|top_logprobs)"\s*:\s*\[\s*[^\s\]]'
-    rb'|function_call"\s*:\s*\{|type"\s*:\s*"(?:function_call|tool_use)"'
-    rb'|(?P<counted>(?:completion_tokens|output_tokens)"\s*:\s*[1-9])'
-    rb'|finish_reason"\s*:\s*"content_filter"|stop_reason"\s*:\s*"refusal")'
+    rb'"(?:c(?:ontent%(text)b|ompletion_tokens"(?P<counted>\s*:\s*[1-9]))'
+    rb"|t(?:ext%(text)b|ext_output%(text)b|hinking%(text)b|oken_ids%(list)b|op_logprobs%(list)b"
+    rb'|ool_calls%(list)b|ool_use%(list)b|ype"\s*:\s*"(?:function_call|tool_use)")'
+    rb"|r(?:eas(?:oning|oning_content)%(text)b|efusal%(text)b)"
+    rb"|o(?:utput_text%(text)b|utput_ids%(list)b|utput_tokens\"(?P<counted_too>\s*:\s*[1-9]))"
+    rb"|arguments%(text)b|partial_json%(text)b|generated_text%(text)b|d(?:elta|ata)%(text)b"
+    rb'|f(?:unction_call"\s*:\s*\{|inish_reason"\s*:\s*"content_filter")|stop_reason"\s*:\s*"refusal")'
+    % {b"text": _A_TEXT, b"list": _A_LIST}
 )
-"""What was generated, in any of the APIs: text, reasoning, a tool call, a refusal, or (`counted`) a count of
-tokens."""
+"""What was generated, in any of the APIs: text, reasoning, a tool call, a refusal, or (groups `counted…`) a
+count of tokens."""
 # An answer of one token may have one that is not shown.
 _CUT_SHORT = re.compile(
     rb'"(?:finish_reason|stop_reason)"\s*:\s*"(?:length|max_tokens)"|"status"\s*:\s*"incomplete"'

@@ -18,6 +18,7 @@ from operator import itemgetter
 from typing import Any
 from urllib.parse import parse_qsl
 
+from cellgate.probes.engines import any_of
 from cellgate.proxy.http.errors import Failure, FailureKind
 from cellgate.proxy.request.answer_limits import COUNT_NAMES, LIMIT_NAMES, NESTED
 
@@ -31,11 +32,8 @@ WEIGHTY = frozenset(
 )
 _INSIDE = frozenset((*NESTED, *BESIDE))
 """Objects of a body with such fields: TGI's and Triton's, and what a client library would have merged."""
-_WEIGHTY_NAMES = b"|".join(name.encode() for name in sorted(WEIGHTY))
 # It begins with a quote, to which `re` jumps; an alternative at the top would be tried at each byte.
-_WEIGHTY_FIELDS = re.compile(
-    rb'"(?=[%b])(?:%b)"[ \t\r\n]*:' % (bytes(sorted({name.encode()[0] for name in WEIGHTY})), _WEIGHTY_NAMES)
-)
+_WEIGHTY_FIELDS = re.compile(rb'"%b"[ \t\r\n]*:' % any_of(name.encode() for name in WEIGHTY))
 _ESCAPED_LETTERS = re.compile(rb"\\u00[4-7]")
 _MEANING_NAMES_MAX = 16
 ONCE = "once"
