@@ -51,6 +51,8 @@ RAN_S = 60.0
 """For so long it is known how long the prompt was computed: later units may be less busy."""
 STRIDE = 0.1
 """Deaths at the same number of tokens of an attempt, within this share, have one cause."""
+UP_LONGER = 2.0
+"""A unit that was up for less than so many times as long as its oldest request says nothing by its age."""
 PAYERS = 2
 """For so many payers units must have died, before a prompt is refused to all."""
 SPACE_S = 1.0
@@ -273,7 +275,7 @@ class Loss:
     one death.
     `is_loss`: it was more than an error that its engine reported; `is_reply`: it was no more than a reply of
     a unit that seems well, to which there is a bound of its own; `is_silent`: the gate has given it up;
-    `worked_at`: when the unit last showed that it works; `payer`: who asked. Of the
+    `worked_at`: when the unit last showed that it works, which was up for `up_s`; `payer`: who asked. Of the
     same prompt at the unit the one that it had longest was there for `lived_s`, of which it is known to have
     been computed for `ran_s`.
     """
@@ -294,18 +296,21 @@ class Loss:
     cell: str = ""
     lived_s: float = 0.0
     ran_s: float = 0.0
+    up_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
     """A death of a fingerprint, and how far the request had come; of several, the furthest. `passed`: it, or
-    another one, has come further; `outlived`: it was computed for longer elsewhere.
+    another one, has come further; `outlived`: it was computed for longer elsewhere; `up_s`: for how long the
+    unit was up.
     """
 
     death: Death
     tokens: int
     shown: int
     lived_s: float
+    up_s: float
     is_reply: bool = False
     passed: bool = False
     outlived: bool = False
@@ -395,7 +400,7 @@ class PoisonRecord:
 
 def _mark(death: Death, loss: Loss) -> Mark:
     lived_s = max(loss.at - loss.opened_at, loss.lived_s)
-    return Mark(death, loss.tokens, loss.shown, lived_s, loss.is_reply)
+    return Mark(death, loss.tokens, loss.shown, lived_s, loss.up_s, loss.is_reply)
 
 
 def _noted(marks: tuple[Mark, ...], new: Mark) -> tuple[Mark, ...]:
@@ -424,10 +429,14 @@ def _weighed(marks: tuple[Mark, ...]) -> tuple[Mark, ...]:
 
 
 def _of_one_stride(marks: tuple[Mark, ...]) -> tuple[Mark, ...]:
-    """Those that came after as many tokens of an attempt as the last one."""
-    shown = marks[-1].shown
+    """Those that came after as many tokens of an attempt as the last one; or, where none were shown, after as
+    long at units that had been up for longer: of those restarted in turn, again and again, the oldest
+    requests are all as old as the unit.
+    """
+    shown, lived_s = marks[-1].shown, marks[-1].lived_s
     if not shown:
-        return ()
+        alike = [mark for mark in marks if abs(mark.lived_s - lived_s) <= STRIDE * lived_s]
+        return tuple(mark for mark in alike if not mark.shown and mark.up_s > UP_LONGER * mark.lived_s)
     near = 2 + STRIDE * shown
     return tuple(mark for mark in marks if abs(mark.shown - shown) <= near)
 

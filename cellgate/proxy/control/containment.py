@@ -154,6 +154,7 @@ class Containment:
             cell=state.unit.cell,
             lived_s=lived_s,
             ran_s=ran_s,
+            up_s=now - state.up_since,
         )
         self.counts["deaths"] += kind in _CONTAINED_LOST
         self.watchful = True

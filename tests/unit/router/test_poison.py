@@ -52,13 +52,26 @@ class Scene:
         place: str = "",
         ran_s: float = 0.0,
         cell: str = "",
+        up_s: float = 0.0,
     ) -> list[PromptVerdict]:
         """A unit breaks these requests, and not those that `survive`; what becomes of each."""
         self.now += 5.0
         there = [*died, *survive]
         times = self.now - lived_s, self.now
         losses = [
-            Loss(unit, place or unit, each, "m", *times, tokens, shown, is_loss, cell=cell, ran_s=ran_s)
+            Loss(
+                unit,
+                place or unit,
+                each,
+                "m",
+                *times,
+                tokens,
+                shown,
+                is_loss,
+                cell=cell,
+                ran_s=ran_s,
+                up_s=up_s,
+            )
             for each in died
         ]
         return [self.ledger.lost(loss, lambda: there, works=works) for loss in losses]
@@ -125,6 +138,17 @@ def test_units_that_are_restarted_one_after_another_die_under_requests_of_any_ag
     assert scene.dies("e", POISON, lived_s=13.0, ran_s=12.6) == [PromptVerdict.MOVES]
     scene.now += RAN_S
     assert scene.dies("f", POISON, lived_s=13.0, ran_s=12.6) == [PromptVerdict.ENDS]
+
+
+@pytest.mark.parametrize(("up_s", "last"), [(60.0, PromptVerdict.ENDS), (4.5, PromptVerdict.MOVES)])
+def test_whole_answers_that_end_units_thrice_after_as_long_are_found_where_the_first_unit_was_slow(
+    up_s: float, last: PromptVerdict
+) -> None:
+    """Units that are restarted again and again were up for as long as their oldest request was there."""
+    scene = Scene()
+    assert scene.dies("a", POISON, lived_s=12.0, ran_s=11.8, up_s=up_s) == [PromptVerdict.MOVES]
+    fates = [scene.dies(unit, POISON, lived_s=4.0, ran_s=3.8, up_s=up_s) for unit in "bcd"]
+    assert fates == [[PromptVerdict.MOVES], [PromptVerdict.MOVES], [last]]
 
 
 @pytest.mark.parametrize(
