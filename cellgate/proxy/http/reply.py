@@ -413,7 +413,8 @@ _REPLY_UNUSUAL = frozenset(
 )
 """Of REPLY_FIELDS; but `Connection: keep-alive` is usual."""
 _REPLY_LINES = KnownLines(REPLY_FIELDS, REPLY_FIELDS - _REPLY_UNUSUAL)
-_LENGTH_LINE = re.compile(rb"\r\ncontent-length: ([1-9][0-9]{0,9})(?=\r\n|\Z)", re.IGNORECASE)
+# It begins with one byte, to which `re` jumps.
+_LENGTH_LINE = re.compile(rb"\n(?<=\r\n)content-length: ([1-9][0-9]{0,9})(?=\r\n|\Z)", re.IGNORECASE)
 
 
 def plain_head(head: bytes) -> tuple[list[bytes], Fields] | None:

@@ -69,8 +69,11 @@ def weighty_in(body: bytes) -> list[bytes]:
     """What looks like such fields, at any depth of a body, and ASCII letters that are escaped, as no program
     writes them.
     """
+    # A backslash alone is looked for at a tenth of the price, and small bodies mostly have none.
+    if b"\\" in body and b"\\u00" in body:
+        return _WEIGHTY_FIELDS.findall(body) + _ESCAPED_LETTERS.findall(body)
     found: list[bytes] = _WEIGHTY_FIELDS.findall(body)
-    return found + _ESCAPED_LETTERS.findall(body) if b"\\u00" in body else found
+    return found
 
 
 class _Pairs(list[tuple[str, Any]]):
