@@ -201,3 +201,12 @@ def test_what_is_searched_in_every_body_begins_with_one_byte(pattern: re.Pattern
     # `re` jumps to it. A pattern without one is tried at each byte: 1 kB then takes a tenth of a request.
     parsed: Any = importlib.import_module("re._parser").parse(pattern.pattern, pattern.flags)
     assert [str(part[0]) for part in parsed][:1] == ["LITERAL"]
+
+
+@pytest.mark.parametrize("pattern", SEARCHED.values(), ids=SEARCHED)
+def test_what_follows_that_byte_is_told_apart_by_the_next_one(pattern: re.Pattern[bytes]) -> None:
+    # An alternative that begins with a group, or a look ahead, is entered at each quote of a body.
+    parsed: Any = importlib.import_module("re._parser").parse(pattern.pattern, pattern.flags)
+    what, (_, alternatives) = parsed[1]
+    assert str(what) == "BRANCH"
+    assert {str(each[0][0]) for each in alternatives} == {"LITERAL"}
