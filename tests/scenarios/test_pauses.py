@@ -110,7 +110,7 @@ def slowly(chance: float, rng: Random) -> Callable[[Request], Odd | None]:
     return oddly
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, 8])
 @played(lambda seed: Stage(seed, units=3, timing=STEPS, is_blind=True), given=("seed",))
 async def test_first_tokens_that_take_long_by_chance_are_nobodys_fault(stage: Stage) -> None:
     stage.liars.update(stage.engines)

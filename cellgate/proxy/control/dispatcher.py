@@ -328,8 +328,15 @@ class LocalDispatcher:
             self._plane.prober.look_now(lease.unit, Canary.name)
         elif failure.kind is FailureKind.UNIT_ERROR:
             self._look_into_errors(lease.unit_state, now)
-        if failure.kind is FailureKind.UNIT_ERROR and lease.unit_state.has_only_errors(now):
+        state = lease.unit_state
+        if failure.kind is FailureKind.UNIT_ERROR and state.has_only_errors(now):
             strength = Strength.STRONG
+        elif failure.kind is FailureKind.CLOSED_EARLY:
+            # A restart is suspected already, and a canary is sent. All units may do so at such a request; and
+            # one end of several requests is one event.
+            is_later = lease.opened_at > state.last_error_at
+            if not (state.has_only_errors(now) and is_later):
+                strength = None
         if strength is not None:
             self._observe(lease.unit_state, Sign.BAD, strength, failure.message)
 

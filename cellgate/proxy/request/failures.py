@@ -321,7 +321,9 @@ def _is_half_dead(exchange: Exchange, attempt: Attempt, now: float) -> bool:
         return False
     if lease.evicted or now - state.progress_at > _MUTE_S or state.progress_at <= lease.opened_at + _LIVELY_S:
         return False
-    shows_head = lease.ask.stream and state.engine in _HEADS_FIRST
+    # Something before it may hold its heads back until there is a token: then they come as late as that.
+    is_late = open_s >= STALLS * state.overtaken.at(now)
+    shows_head = lease.ask.stream and state.engine in _HEADS_FIRST and is_late
     return shows_head or attempt.is_unacked()
 
 
