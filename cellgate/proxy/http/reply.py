@@ -96,19 +96,20 @@ class ReplyHead:
         is_sized = self.length is not None and not self.is_events
         self.framing = IDENTITY if self.bodiless or is_sized else CHUNKED
 
-    def sized(self, length: bytes) -> ReplyHead:
-        """The same head of a body with another length."""
-        other = self.copy()
-        other.length = length
-        return other
-
-    def copy(self) -> ReplyHead:
-        """One that can be changed: replies may share this one."""
+    def sized(self, length: bytes | None) -> ReplyHead:
+        """The same head of a body with another length; it can be changed: replies may share this one."""
         other = ReplyHead.__new__(ReplyHead)
-        other.status, other.lines, other.fields = self.status, self.lines, self.fields
-        other.coding, other.content_lines, other.length = self.coding, self.content_lines, self.length
-        other.bodiless, other.is_edited, other.is_events = self.bodiless, self.is_edited, self.is_events
-        other.framing, other.shown = self.framing, self.shown
+        other.status = self.status
+        other.lines = self.lines
+        other.fields = self.fields
+        other.coding = self.coding
+        other.content_lines = self.content_lines
+        other.length = length
+        other.bodiless = self.bodiless
+        other.is_edited = self.is_edited
+        other.is_events = self.is_events
+        other.framing = self.framing
+        other.shown = self.shown
         return other
 
 
@@ -303,16 +304,19 @@ class ReplyReader:
         raw, head = _HEADS.get(raw) or _plain_head(raw)
         if head is None or not end or self._to_head:
             return None
-        pieces: list[bytes] | None = []
-        if head.length is not None:
-            if int(head.length) != len(body):
+        pieces: list[bytes] | None
+        if (length := head.length) is not None:
+            if int(length) != len(body):
                 return None
-            pieces, self.ended = [body], True
-        elif body:
-            pieces = self._take_chunks(body)
-        if pieces is not None:
-            self.has_head = self.keep_alive = True
-            self.head, self.length, self._coding, self._raw_head = head, head.length, head.coding, raw
+            pieces = [body]
+            self.ended = True
+        elif (pieces := self._take_chunks(body) if body else []) is None:
+            return None
+        self.has_head = self.keep_alive = True
+        self.head = head
+        self.length = length
+        self._coding = head.coding
+        self._raw_head = raw
         return pieces
 
     def _take_chunks(self, data: bytes) -> list[bytes] | None:
@@ -503,7 +507,7 @@ def last_chunk(trailers: bytes) -> bytes:
 
 def without(head: ReplyHead, starts: tuple[bytes, ...]) -> ReplyHead:
     """The head of a reply without the lines that begin like these."""
-    other = head.copy()
+    other = head.sized(head.length)
     other.lines = [line for line in head.lines if not line.startswith(starts)]
     other.shown = b"".join(client_lines(other.lines))
     return other

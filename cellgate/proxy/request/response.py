@@ -182,7 +182,9 @@ class Response:
         is_events = head.is_events
         if self.begun and not is_events:
             return False
-        self.promised, self._own_lines, self.is_events = head, own_lines, is_events
+        self.promised = head
+        self._own_lines = own_lines
+        self.is_events = is_events
         self._framing = framing = IDENTITY if self._request.http10 else head.framing
         if is_events:
             self.passes_raw = framing is CHUNKED
@@ -555,8 +557,9 @@ class Response:
         self._client.send(data)
 
     def _head_bytes(self) -> bytes:
-        head, self.promised = self.promised, None
+        head = self.promised
         assert head is not None
+        self.promised = None
         own = b"x-request-id: %b\r\n%b%b%b" % (
             self.request_id,
             self._own_lines,
