@@ -42,6 +42,10 @@ if TYPE_CHECKING:
 
 STEPS = 4.0
 STALLS = 1.5
+WAITED_TOKENS = 2048
+"""The prefill of so many tokens takes no longer than waits that have nothing to do with work, where there are
+such; that of more tokens may.
+"""
 PREFILLS = 1.5
 COUNTERS_FRESH_S = 1.0
 """Older counters cannot show whether the engine makes progress."""
@@ -105,7 +109,13 @@ def _prefill_s(state: UnitState) -> float:
     if counts:
         # What one step has in it is bounded, and the next one is counted.
         beside = min(beside, max(LARGE_TOKENS - largest, 0))
-    return state.step_times.prefill_s(largest, counts=counts, beside=beside)
+    prefill_s = state.step_times.prefill_s(largest, counts=counts, beside=beside)
+    longest_s = state.step_times.longest_wait_s
+    waits_s = 0.0 if counts else state.overtaken.at(state.quiet_since)
+    # Others overtook one that waited as long as any: that was no work, and a canary would overtake as well.
+    if waits_s and STALLS * waits_s >= longest_s and largest <= WAITED_TOKENS:
+        return min(prefill_s, max(waits_s, longest_s))
+    return prefill_s
 
 
 def hides_work(state: UnitState, now: float, rules: Rules, asked_at: float = inf) -> bool:

@@ -124,6 +124,26 @@ async def test_first_tokens_that_take_long_by_chance_are_nobodys_fault(stage: St
     assert extra(stage) <= 0.02 * len(users.visits)
 
 
+FOUND_S = 40.0
+"""1.5 times the longest wait, and two canaries that wait half as long."""
+
+
+@played(lambda: Stage(6, units=3, timing=STEPS, is_blind=True))
+async def test_one_that_hangs_among_those_is_found_though_its_small_prompts_took_long(stage: Stage) -> None:
+    stage.promise_s = FOUND_S
+    stage.liars.update(stage.engines)
+    for engine in stage.engines.values():
+        engine.behaviour.oddly = slowly(0.35, stage.rng)
+    users = Users(stage, 9)
+    await asyncio.sleep(30.0)
+    stop(stage.engines["b"], 0)
+    await stage.until(lambda: stage.verdict("b") is Verdict.DOWN, FOUND_S)
+    go_on(stage.engines["b"])
+    await users.leave()
+    assert all(visit.is_answered for visit in users.visits)
+    assert not [each for each in stage.shots() if "-> down" in each and not each.startswith("b: ")]
+
+
 def closes(engine: Engine) -> None:
     engine.close_listener()
 
