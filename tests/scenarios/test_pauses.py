@@ -13,10 +13,10 @@ from cellgate.proxy.admin.views import unit_view
 from cellgate.router.nouns import Verdict
 from tests.scenarios.harness import Stage
 from tests.scenarios.users import Users
-from tests.sim.engine import Engine
+from tests.sim.engine import CANARY, Engine
 from tests.sim.http_server import Request
 from tests.sim.hurt import go_on, stop, stop_core
-from tests.sim.odd import KINDS, Asked, Odd
+from tests.sim.odd import CUT, KINDS, Asked, Odd
 from tests.sim.timing import Timing
 from tests.sim.world import played
 
@@ -142,6 +142,32 @@ async def test_one_that_hangs_among_those_is_found_though_its_small_prompts_took
     await users.leave()
     assert all(visit.is_answered for visit in users.visits)
     assert not [each for each in stage.shots() if "-> down" in each and not each.startswith("b: ")]
+
+
+@pytest.mark.parametrize("chance", [0.1, 0.3, 0.6])
+@played(lambda: Stage(2, units=3))
+async def test_connections_that_all_close_alike_are_no_suspicion(stage: Stage, chance: float) -> None:
+    """A canary looks at the unit each time; nearly always it has worked for others since the last one."""
+    stage.liars.update(stage.engines)
+    for engine in stage.engines.values():
+        engine.behaviour.oddly = closing(chance, stage.rng)
+    users = Users(stage, 12)
+    await asyncio.sleep(30.0)
+    await users.leave()
+    answered = sum(visit.is_answered for visit in users.visits)
+    assert answered >= 0.9 * (1.0 - chance**3) * len(users.visits)
+    assert stage.shots() == []
+
+
+def closing(chance: float, rng: Random) -> Callable[[Request], Odd | None]:
+    """The connections of some requests are closed, but not those of canaries."""
+
+    def oddly(request: Request) -> Odd | None:
+        is_canary = request.headers.get("x-request-id", "").startswith(CANARY)
+        is_hit = request.path.startswith("/v1/chat") and not is_canary and rng.random() < chance
+        return CUT["reset"](Asked(False, 0, rng)) if is_hit else None
+
+    return oddly
 
 
 def closes(engine: Engine) -> None:

@@ -311,8 +311,10 @@ class Engine:
 
     def _go_on_odd(self, exchange: Exchange, odd: Odd, at: int) -> None:
         served, is_stream = self.odd.get(exchange), odd.content_type == EVENTS
-        if exchange.is_gone or served is None:
+        if exchange.is_gone or served is None or not odd.status:
             self.odd.pop(exchange, None)
+            if not (exchange.is_gone or odd.status):
+                exchange.cut()
             return
         if at == 0 and is_stream:
             exchange.begin(odd.content_type)

@@ -24,7 +24,7 @@ _DONE = b"data: [DONE]\n\n"
 @dataclass(frozen=True, slots=True)
 class Odd:
     """One answer. `pieces`: seconds to wait, then bytes, and how many tokens they are; `head_s`: until its
-    head comes.
+    head comes; or, of status 0, the end of the connection.
     """
 
     pieces: tuple[tuple[float, bytes, int], ...] = ()
@@ -161,6 +161,8 @@ TIMING: Mapping[str, Kind] = {
 """Good answers that come in an odd way."""
 MOVED: Mapping[str, Kind] = {"aborted": lambda asked: said(asked, [], "abort")}
 """Answers that their engine has ended by itself, as for a pause: another unit gives them."""
+CUT: Mapping[str, Kind] = {"reset": lambda asked: Odd(status=0, head_s=0.02)}
+"""No answer: the connection is closed. Whoever meets three of them is refused, so that nobody draws these."""
 OF_MODELS = ("a word", "a line", "spaces", "empty", "stops", "no text", *GOOD)
 """What a model may say to a canary as well."""
 KINDS: Mapping[str, Kind] = {**GOOD, **BAD, **MOVED, **TIMING}
