@@ -346,7 +346,7 @@ def _terms_of(facts: Facts, usual: OtherLoad, others: float, written: float, rul
         error_s=min(rules.error_s * errors / max(1.0 - errors, 1e-9), rules.error_max_s),
         unknown_s=rules.unknown_s * (1.0 - belief),
         far_s=facts.far_s,
-        latency_s=rates.latency.without_work_s(tokens_s),
+        latency_s=rates.latency.reckoned_s(tokens_s),
     )
 
 

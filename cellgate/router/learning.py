@@ -10,7 +10,7 @@ Rules:
    that differ stay different however little they get (`Explorer` in sampling.py sees to it that they get
    something).
 
-In this order: `Steps`, `Latency`, `StepTimes`, `Peer`, `AnswerLengths`.
+In this order: `Steps`, `StepTimes`, `Peer`, `AnswerLengths`.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from statistics import median
 from typing import NamedTuple, TypeVar
 
 from cellgate.router.backlog import Prefilled
+from cellgate.router.latency import SEEN_LEAST, Latency
 
 FIRST_PREFILL_TOKENS_S = 4000.0
 FIRST_BYTES_PER_TOKEN = 4.0
@@ -331,73 +332,6 @@ class Errors:
         self.last_share, self._at = self.share(now) / 2.0, now
 
 
-# The latency of a first token on an idle unit, apart from prefill. Pure.
-#
-# Front ends, tokenizers, networks and crowded machines take their time for each request, but for many at
-# once. If that counted as prefill, an engine would look slow, get less work, and then look even slower,
-# because a rate that is computed from work over time falls with the work.
-
-
-LATENCY_MAX_S = 60.0
-
-_FADE = 0.95
-_LEARNING_LEAST_S = 0.05
-"""Shorter work counts as none."""
-_LATENCY_CLIP = 4.0
-_CLIPS = (20.0, 20.0, 4.5)
-"""For the first ones: what is guessed may be far off."""
-
-
-class Latency:
-    """The recent mean TTFT of prompts that found the unit idle; those with little work say most.
-
-    Where all prompts are as long it has all their work in it. Nobody can tell then which part that is, until
-    some are right behind each other; `tokens` are those whose work is in it.
-    """
-
-    __slots__ = ("_sum", "_tokens", "_weight", "seen", "tokens", "value")
-
-    def __init__(self) -> None:
-        self._sum = self._tokens = self._weight = 0.0
-        self.seen = 0
-        self.value = 0.0
-        """Seconds."""
-        self.tokens = 0.0
-
-    def without_work_s(self, tokens_s: float) -> float:
-        """What is left of it when so many tokens are computed in a second."""
-        return max(self.value - self.tokens / tokens_s, 0.0)
-
-    def guess(self, value: float) -> None:
-        """Set an initial latency, unless one was measured already or it is invalid."""
-        if not self.seen and 0.0 <= value < inf:
-            self.value = min(value, LATENCY_MAX_S)
-
-    def learn(self, tokens: int, work_s: float, ttft_s: float) -> None:
-        """A prompt that found the unit idle has shown its first token; to compute it should take `work_s`."""
-        if not (tokens >= 0 and 0.0 <= work_s < inf and 0.0 <= ttft_s < inf):
-            return
-        self.seen = seen = self.seen + 1
-        if work_s > LATENCY_MAX_S:
-            work_s = LATENCY_MAX_S
-        least_s = _LEARNING_LEAST_S + work_s
-        usual_s = self.value + least_s
-        if ttft_s > usual_s:
-            ttft_s = min(ttft_s, usual_s * (_CLIPS[seen] if seen < len(_CLIPS) else _LATENCY_CLIP))
-        weight = least_s**-2.0
-        self._sum = total = self._sum * _FADE + weight * ttft_s
-        self._tokens = tokens_sum = self._tokens * _FADE + weight * tokens
-        self._weight = weight = self._weight * _FADE + weight
-        self.tokens = tokens_sum / weight
-        value = total / weight
-        self.value = value if value < LATENCY_MAX_S else LATENCY_MAX_S
-
-    def reset(self) -> None:
-        """The unit has restarted: the value stays as an estimate."""
-        self.seen = 0
-        self._sum = self._tokens = self._weight = 0.0
-
-
 # The recent speed of a unit: the gaps between its tokens, how long its prefills and plain answers take.
 #
 # `gaps_ms` is written by the byte path, one place per millisecond, and is never reset: it is also the
@@ -608,7 +542,7 @@ _NO_RATE = 1e-9
 LEARNING_LEAST = 1e-6
 """A unit is taken to be at least so many times as fast as the fastest."""
 
-_Rate = TypeVar("_Rate", Estimate, Latency, Steps)
+_Rate = TypeVar("_Rate", Estimate, Steps)
 T = TypeVar("T")
 
 
@@ -715,7 +649,7 @@ def _guess(peers: Sequence[_Fast], *others: Sequence[_Fast]) -> Iterator[None]:
     step_share = usual(lambda rates: rates.steps, lambda steps: steps.share)
     yield
     token_bytes = usual(lambda rates: rates.bytes_per_token, lambda size: size.value)
-    latency_s = usual(lambda rates: rates.latency, lambda latency: latency.value)
+    latency = next(filter(None, map(_usual_latency, groups)), None)
     yield
     for some in _some(peers):
         for times, rates in some:
@@ -729,9 +663,22 @@ def _guess(peers: Sequence[_Fast], *others: Sequence[_Fast]) -> Iterator[None]:
                 rates.steps.presume(times)
             if token_bytes is not None:
                 rates.bytes_per_token.guess(token_bytes)
-            if latency_s is not None:
-                rates.latency.guess(latency_s)
+            if latency is not None:
+                rates.latency.guess(*latency)
         yield
+
+
+def _usual_latency(units: Sequence[_Fast]) -> tuple[float, float, float] | None:
+    """The latency of units of a kind, and how far apart those of their requests are; None: none was seen."""
+    seen = [rates.latency for _, rates in units if rates.latency.seen]
+    if not seen:
+        return None
+    seen = [latency for latency in seen if latency.seen >= SEEN_LEAST] or seen
+    variance = sum(latency.variance * latency.seen for latency in seen) / sum(
+        latency.seen for latency in seen
+    )
+    usual_s = _middle([latency.value for latency in seen])
+    return usual_s, median(latency.mean_log for latency in seen), sqrt(variance)
 
 
 def _by_plain(rate: Estimate, usual: float | None, times: float) -> float:

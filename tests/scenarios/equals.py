@@ -48,6 +48,8 @@ OUT_S, OUT_ANSWERS = 5.0, 30
 BACK_S = 15.0
 SUSPECT_S = 2.75
 """A unit is suspect for no longer than it takes to find out that it hangs."""
+IDLE_BESIDE = 6
+"""A unit stands idle while an equal one has so many requests."""
 BEGINNING = "You are one of the assistants. " * 40
 _MARK = re.compile(rb"odd ([01]\.\d+)")
 _LIMIT = re.compile(rb'"max_(?:completion_)?tokens":(\d+)')
@@ -111,7 +113,8 @@ class Unit:
 class Played:
     """A scene that was played. `shots`: what befell units; `extra`: tokens computed besides, as a share;
     `copies`: questions of the gate itself, as a share of all requests; `out_s`, `out_answers`, `back_s`: when
-    the worse unit went, after how many answers, and how long after it was mended it was back.
+    the worse unit went, after how many answers, and how long after it was mended it was back; `idle`: for
+    which part of the time a unit stood idle beside one with IDLE_BESIDE requests.
     """
 
     def __init__(self, scene: Scene, *, mirror: bool = False) -> None:
@@ -123,6 +126,7 @@ class Played:
         self.out_s: float | None = None
         self.out_answers: int | None = None
         self.back_s: float | None = None
+        self.idle = 0.0
         self._goes_on = True
         stage.liars.update(stage.engines)
         self._flips: list[Flip] = []
@@ -158,7 +162,17 @@ class Played:
 
     async def _load(self, seconds: float) -> None:
         until = self.stage.now + seconds
+        watching = asyncio.ensure_future(self._watch())
         await asyncio.gather(*(self._client(number, until) for number in range(self.scene.rate)))
+        watching.cancel()
+
+    async def _watch(self) -> None:
+        looks, found = 0, 0
+        while True:
+            await asyncio.sleep(0.1)
+            there = [state.in_flight for state in self.stage.gate.board if state.case.verdict is Verdict.UP]
+            looks, found = looks + 1, found + (max(there, default=0) >= IDLE_BESIDE and min(there) == 0)
+            self.idle = found / looks
 
     async def _client(self, number: int, until: float) -> None:
         rng, scene = Random(self.scene.seed * 100 + number), self.scene

@@ -67,3 +67,14 @@ def test_what_the_only_unit_aborts_is_shown_as_it_is(streams: float) -> None:
     played = Played(Scene(3, "aborted", 1.0, 1, "many", streams, 4, 0.0))
     assert {visit.unit for visit in played.visits} == {"a"}
     assert played.shots == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "units", "seed"),
+    [("head late", 5, 17), ("slow", 4, 14), ("in bursts", 3, 5), ("a pause", 3, 10)],
+)
+def test_no_equal_stands_idle_because_its_first_requests_took_long(kind: str, units: int, seed: int) -> None:
+    """Some ask for what takes long; whose turn it was is chance."""
+    played = Played(Scene(seed, kind, 0.0, units, "adversary", 0.5, 12, 0.5))
+    assert played.idle < 0.1
+    assert played.problems() == []

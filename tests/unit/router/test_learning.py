@@ -17,14 +17,12 @@ from cellgate.router.learning import (
     FIRST_PREFILL_TOKENS_S,
     FIRST_STEP_S,
     GAPS_MS,
-    LATENCY_MAX_S,
     MARK_S,
     SEQUENCE_SHARE,
     SLOWEST_TOKENS_S,
     UNSURE_TIMES,
     Errors,
     Estimate,
-    Latency,
     Peer,
     Rates,
     Steps,
@@ -332,29 +330,7 @@ def test_units_that_only_answer_plainly_are_priced_by_how_much_they_differ() -> 
         assert odd.prefill_tokens_s.value == FIRST_PREFILL_TOKENS_S
 
 
-# What first tokens wait for besides work, and what is left of it for rates.
-
-any_seconds = st.floats() | st.floats(0.0, 1e3)
-
-
-@brief_law
-@given(st.lists(st.tuples(st.integers(), any_seconds, any_seconds)))
-def test_nothing_upsets_it_and_short_prompts_say_most(samples: list[tuple[int, float, float]]) -> None:
-    latency = Latency()
-    for _ in range(10):
-        latency.learn(16_000, 1.0, 1.5)
-        latency.learn(160, 0.01, 0.51)
-    assert latency.value == pytest.approx(0.51, rel=0.02)
-    assert latency.without_work_s(16_000.0) == pytest.approx(0.5, rel=0.02)
-    for _ in range(50):
-        latency.learn(100, 0.01, 0.1)
-    latency.learn(100, 0.01, 300.0)
-    assert latency.value < 0.15, "one that hangs says little"
-    for tokens, work_s, ttft_s in samples:
-        latency.guess(ttft_s)
-        latency.learn(tokens, work_s, ttft_s)
-        assert 0.0 <= latency.value <= LATENCY_MAX_S
-        assert 0.0 <= latency.without_work_s(1000.0) <= latency.value
+# What is left for rates of what first tokens wait for.
 
 
 class PlayedUnit:

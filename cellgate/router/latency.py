@@ -1,0 +1,123 @@
+"""The latency of a first token on an idle unit, apart from prefill. Pure.
+
+Front ends, tokenizers, networks and crowded machines take their time for each request, but for many at once.
+If that counted as prefill, an engine would look slow, get less work, and then look even slower, because a
+rate that is computed from work over time falls with the work.
+"""
+
+from __future__ import annotations
+
+from math import inf, log, sqrt
+
+LATENCY_MAX_S = 60.0
+
+_LATENCY_FADE = 0.95
+_LATENCY_LEAST_S = 0.05
+"""Shorter work counts as none."""
+_LATENCY_CLIP = 4.0
+_CLIPS = (20.0, 20.0, 4.5)
+"""For the first ones: what is guessed may be far off."""
+_BY_CHANCE = 3.0
+"""Means of equal units are closer to each other than so many standard deviations."""
+_APART_S = 0.02
+"""So little may stay between them: it tells of the load at each."""
+SEEN_LEAST = 3
+"""Fewer requests are accidents."""
+
+
+class Latency:
+    """The recent mean TTFT of prompts that found the unit idle; those with little work say most.
+
+    Where all prompts are as long it has all their work in it. Nobody can tell then which part that is, until
+    some are right behind each other; `tokens` are those whose work is in it.
+
+    Some requests wait for what others do not: an image, a template, a tool. Which unit got more of them is
+    chance; that one would look slow, stand idle, and go on looking slow. `usual_s` is the latency of units of
+    its kind, `usual_log` that of the logarithms of what requests took there, and `spread` how far these are
+    apart.
+    """
+
+    __slots__ = (
+        "_log_squares",
+        "_logs",
+        "_sum",
+        "_tokens",
+        "_weight",
+        "_weights",
+        "seen",
+        "spread",
+        "tokens",
+        "usual_log",
+        "usual_s",
+        "value",
+    )
+
+    def __init__(self) -> None:
+        self.value = self.tokens = self.usual_s = 0.0
+        """Seconds, tokens, seconds."""
+        self.usual_log = self.spread = 0.0
+        self.seen = 0
+        self._sum = self._tokens = self._weight = self._weights = self._logs = self._log_squares = 0.0
+
+    def without_work_s(self, tokens_s: float) -> float:
+        """What is left of it when so many tokens are computed in a second."""
+        return max(self.value - self.tokens / tokens_s, 0.0)
+
+    def reckoned_s(self, tokens_s: float) -> float:
+        """The same, to compare units by: no more than a little from what is usual, unless its requests are
+        farther from those of others than by chance.
+        """
+        own_s, usual_s = self.value, self.usual_s
+        if usual_s and self.seen and abs(own_s - usual_s) > _APART_S and self._is_by_chance():
+            own_s = usual_s + (_APART_S if own_s > usual_s else -_APART_S)
+        return max(own_s - self.tokens / tokens_s, 0.0)
+
+    def _is_by_chance(self) -> bool:
+        of_mean = self.spread * sqrt(self._weights) / self._weight
+        return self.seen < SEEN_LEAST or abs(self.mean_log - self.usual_log) < _BY_CHANCE * of_mean
+
+    @property
+    def mean_log(self) -> float:
+        """The mean logarithm of what requests took; only where some were seen."""
+        return self._logs / self._weight
+
+    @property
+    def variance(self) -> float:
+        """Of these logarithms."""
+        return max(self._log_squares / self._weight - self.mean_log * self.mean_log, 0.0)
+
+    def guess(self, value: float, usual_log: float = 0.0, spread: float = 0.0) -> None:
+        """Set what is usual, and an initial latency unless one was measured; nothing if it is invalid."""
+        if 0.0 <= value < inf:
+            self.usual_s, self.usual_log, self.spread = min(value, LATENCY_MAX_S), usual_log, spread
+            if not self.seen:
+                self.value = self.usual_s
+
+    def learn(self, tokens: int, work_s: float, ttft_s: float) -> None:
+        """A prompt that found the unit idle has shown its first token; to compute it should take `work_s`."""
+        if not (tokens >= 0 and 0.0 <= work_s < inf and 0.0 <= ttft_s < inf):
+            return
+        self.seen = seen = self.seen + 1
+        if work_s > LATENCY_MAX_S:
+            work_s = LATENCY_MAX_S
+        least_s = _LATENCY_LEAST_S + work_s
+        usual_s, took_s = self.value + least_s, ttft_s
+        if ttft_s > usual_s:
+            ttft_s = min(ttft_s, usual_s * (_CLIPS[seen] if seen < len(_CLIPS) else _LATENCY_CLIP))
+        weight = least_s**-2.0
+        self._sum = total = self._sum * _LATENCY_FADE + weight * ttft_s
+        self._tokens = tokens_sum = self._tokens * _LATENCY_FADE + weight * tokens
+        # One that hangs is far from all others: as a logarithm not so far that nothing can be told any more.
+        took = log(_LATENCY_LEAST_S + min(took_s, LATENCY_MAX_S))
+        self._logs = self._logs * _LATENCY_FADE + weight * took
+        self._log_squares = self._log_squares * _LATENCY_FADE + weight * took * took
+        self._weights = self._weights * _LATENCY_FADE * _LATENCY_FADE + weight * weight
+        self._weight = weight = self._weight * _LATENCY_FADE + weight
+        self.tokens = tokens_sum / weight
+        value = total / weight
+        self.value = value if value < LATENCY_MAX_S else LATENCY_MAX_S
+
+    def reset(self) -> None:
+        """The unit has restarted: the value stays as an estimate."""
+        self.seen = 0
+        self._sum = self._tokens = self._weight = self._weights = self._logs = self._log_squares = 0.0
