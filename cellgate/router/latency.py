@@ -8,6 +8,7 @@ rate that is computed from work over time falls with the work.
 from __future__ import annotations
 
 from math import inf, log, sqrt
+from statistics import fmean as mean
 
 LATENCY_MAX_S = 60.0
 
@@ -15,12 +16,14 @@ _LATENCY_FADE = 0.95
 _LATENCY_LEAST_S = 0.05
 """Shorter work counts as none."""
 _LATENCY_CLIP = 4.0
-_CLIPS = (20.0, 20.0, 4.5)
+_CLIPS = (20.0, 4.5)
 """For the first ones: what is guessed may be far off."""
-_BY_CHANCE = 3.0
+_BY_CHANCE = 3.5
 """Means of equal units are closer to each other than so many standard deviations."""
 _APART_S = 0.02
 """So little may stay between them: it tells of the load at each."""
+_LATENCIES_KEPT = 16
+"""So many requests are compared."""
 SEEN_LEAST = 3
 """Fewer requests are accidents."""
 
@@ -38,12 +41,10 @@ class Latency:
     """
 
     __slots__ = (
-        "_log_squares",
-        "_logs",
+        "_kept",
         "_sum",
         "_tokens",
         "_weight",
-        "_weights",
         "seen",
         "spread",
         "tokens",
@@ -56,8 +57,10 @@ class Latency:
         self.value = self.tokens = self.usual_s = 0.0
         """Seconds, tokens, seconds."""
         self.usual_log = self.spread = 0.0
+        self._kept = [0.0] * _LATENCIES_KEPT
+        """What the last requests took beside their work."""
         self.seen = 0
-        self._sum = self._tokens = self._weight = self._weights = self._logs = self._log_squares = 0.0
+        self._sum = self._tokens = self._weight = 0.0
 
     def without_work_s(self, tokens_s: float) -> float:
         """What is left of it when so many tokens are computed in a second."""
@@ -73,18 +76,14 @@ class Latency:
         return max(own_s - self.tokens / tokens_s, 0.0)
 
     def _is_by_chance(self) -> bool:
-        of_mean = self.spread * sqrt(self._weights) / self._weight
-        return self.seen < SEEN_LEAST or abs(self.mean_log - self.usual_log) < _BY_CHANCE * of_mean
+        if self.seen < SEEN_LEAST:
+            return True
+        mean_apart = self.spread / sqrt(min(self.seen, _LATENCIES_KEPT))
+        return abs(mean(self.logs()) - self.usual_log) < _BY_CHANCE * mean_apart
 
-    @property
-    def mean_log(self) -> float:
-        """The mean logarithm of what requests took; only where some were seen."""
-        return self._logs / self._weight
-
-    @property
-    def variance(self) -> float:
-        """Of these logarithms."""
-        return max(self._log_squares / self._weight - self.mean_log * self.mean_log, 0.0)
+    def logs(self) -> list[float]:
+        """The logarithms of what the last requests took beside their work."""
+        return [log(_LATENCY_LEAST_S + max(took_s, 0.0)) for took_s in self._kept[: self.seen]]
 
     def guess(self, value: float, usual_log: float = 0.0, spread: float = 0.0) -> None:
         """Set what is usual, and an initial latency unless one was measured; nothing if it is invalid."""
@@ -95,23 +94,20 @@ class Latency:
 
     def learn(self, tokens: int, work_s: float, ttft_s: float) -> None:
         """A prompt that found the unit idle has shown its first token; to compute it should take `work_s`."""
-        if not (tokens >= 0 and 0.0 <= work_s < inf and 0.0 <= ttft_s < inf):
+        if not (tokens >= 0 and work_s >= 0.0 and 0.0 <= ttft_s < inf):
             return
-        self.seen = seen = self.seen + 1
+        seen = self.seen
+        self._kept[seen % _LATENCIES_KEPT] = ttft_s - work_s
+        self.seen = seen + 1
         if work_s > LATENCY_MAX_S:
             work_s = LATENCY_MAX_S
         least_s = _LATENCY_LEAST_S + work_s
-        usual_s, took_s = self.value + least_s, ttft_s
+        usual_s = self.value + least_s
         if ttft_s > usual_s:
             ttft_s = min(ttft_s, usual_s * (_CLIPS[seen] if seen < len(_CLIPS) else _LATENCY_CLIP))
         weight = least_s**-2.0
         self._sum = total = self._sum * _LATENCY_FADE + weight * ttft_s
         self._tokens = tokens_sum = self._tokens * _LATENCY_FADE + weight * tokens
-        # One that hangs is far from all others: as a logarithm not so far that nothing can be told any more.
-        took = log(_LATENCY_LEAST_S + min(took_s, LATENCY_MAX_S))
-        self._logs = self._logs * _LATENCY_FADE + weight * took
-        self._log_squares = self._log_squares * _LATENCY_FADE + weight * took * took
-        self._weights = self._weights * _LATENCY_FADE * _LATENCY_FADE + weight * weight
         self._weight = weight = self._weight * _LATENCY_FADE + weight
         self.tokens = tokens_sum / weight
         value = total / weight
@@ -120,4 +116,4 @@ class Latency:
     def reset(self) -> None:
         """The unit has restarted: the value stays as an estimate."""
         self.seen = 0
-        self._sum = self._tokens = self._weight = self._weights = self._logs = self._log_squares = 0.0
+        self._sum = self._tokens = self._weight = 0.0

@@ -19,7 +19,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from itertools import accumulate
 from math import exp, inf, log, sqrt
 from operator import sub
-from statistics import median
+from statistics import fmean, median
 from typing import NamedTuple, TypeVar
 
 from cellgate.router.backlog import Prefilled
@@ -674,11 +674,10 @@ def _usual_latency(units: Sequence[_Fast]) -> tuple[float, float, float] | None:
     if not seen:
         return None
     seen = [latency for latency in seen if latency.seen >= SEEN_LEAST] or seen
-    variance = sum(latency.variance * latency.seen for latency in seen) / sum(
-        latency.seen for latency in seen
-    )
-    usual_s = _middle([latency.value for latency in seen])
-    return usual_s, median(latency.mean_log for latency in seen), sqrt(variance)
+    logs = [latency.logs() for latency in seen]
+    means = [fmean(some) for some in logs]
+    squares = [(took - mean) ** 2 for some, mean in zip(logs, means, strict=True) for took in some]
+    return _middle([latency.value for latency in seen]), median(means), sqrt(fmean(squares))
 
 
 def _by_plain(rate: Estimate, usual: float | None, times: float) -> float:

@@ -334,7 +334,7 @@ class LocalDispatcher:
         elif failure.kind is FailureKind.CLOSED_EARLY:
             # A restart is suspected already, and a canary is sent. All units may do so at such a request; and
             # one end of several requests is one event.
-            is_later = lease.opened_at > state.last_error_at
+            is_later = lease.opened_at >= state.last_error_at
             if not (state.has_only_errors(now) and is_later):
                 strength = None
         if strength is not None:
