@@ -41,7 +41,9 @@ class Latency:
     """
 
     __slots__ = (
+        "_is_stale",
         "_kept",
+        "_seen_before",
         "_sum",
         "_tokens",
         "_weight",
@@ -59,7 +61,9 @@ class Latency:
         self.usual_log = self.spread = 0.0
         self._kept = [0.0] * _LATENCIES_KEPT
         """What the last requests took beside their work."""
-        self.seen = 0
+        self.seen = self._seen_before = 0
+        self._is_stale = False
+        """None was seen between the last two looks at its peers."""
         self._sum = self._tokens = self._weight = 0.0
 
     def without_work_s(self, tokens_s: float) -> float:
@@ -67,11 +71,11 @@ class Latency:
         return max(self.value - self.tokens / tokens_s, 0.0)
 
     def reckoned_s(self, tokens_s: float) -> float:
-        """The same, to compare units by: no more than a little from what is usual, unless its requests are
-        farther from those of others than by chance.
+        """The same, to compare units by. Of a unit that has shown none just now: no more than a little from
+        what is usual, unless its requests are farther from those of others than by chance.
         """
         own_s, usual_s = self.value, self.usual_s
-        if usual_s and self.seen and abs(own_s - usual_s) > _APART_S and self._is_by_chance():
+        if self._is_stale and usual_s and abs(own_s - usual_s) > _APART_S and self._is_by_chance():
             own_s = usual_s + (_APART_S if own_s > usual_s else -_APART_S)
         return max(own_s - self.tokens / tokens_s, 0.0)
 
@@ -89,6 +93,7 @@ class Latency:
         """Set what is usual, and an initial latency unless one was measured; nothing if it is invalid."""
         if 0.0 <= value < inf:
             self.usual_s, self.usual_log, self.spread = min(value, LATENCY_MAX_S), usual_log, spread
+            self._is_stale, self._seen_before = self.seen == self._seen_before, self.seen
             if not self.seen:
                 self.value = self.usual_s
 

@@ -182,13 +182,21 @@ def test_no_hang_is_found_later_than_what_was_seen_of_the_unit_explains(
 
 def test_most_hangs_beside_two_peers_are_found_before_a_second_canary() -> None:
     """One with the patience of a unit that is well is on its way. When users come there is chance."""
-    assert median(hangs(7, 3, world) for world in range(4, 15)) < 3.5
+    shape = replace(draw(7), units=3)
+    assert median(not_found_s(shape, 7, world)[0] for world in range(4, 15)) < 3.5
 
 
-def hangs(seed: int, units: int = 0, world: int | None = None) -> float:
+def hangs(seed: int, units: int = 0) -> float:
     """How long a hang was not found once somebody waited. `units`: so many, if not those of the seed."""
     shape = draw(seed)
     shape = replace(shape, units=units or shape.units)
+    found_s, limit_s = not_found_s(shape, seed)
+    assert found_s <= limit_s, shape
+    return found_s
+
+
+def not_found_s(shape: Shape, seed: int, world: int | None = None) -> tuple[float, float]:
+    """The same, and how long it may be."""
     stage, rng = _stage(shape, seed if world is None else world), Random(seed + 1)
     is_loaded = rng.random() < 0.7
     found: list[float] = []
@@ -216,8 +224,7 @@ def hangs(seed: int, units: int = 0, world: int | None = None) -> float:
     stage.play(scenario())
     is_seen = shape.has_agents or (shape.has_metrics and shape.units > 1)
     limit_s = (SEEN_S if is_seen else UNSEEN_S) if is_loaded else (IDLE_S if shape.has_metrics else UNSEEN_S)
-    assert found[0] <= limit_s + shape.late_s(is_loaded=is_loaded), shape
-    return found[0]
+    return found[0], limit_s + shape.late_s(is_loaded=is_loaded)
 
 
 @pytest.mark.parametrize("seed", seeds((4, 0, 6)))

@@ -37,13 +37,17 @@ def test_nothing_upsets_it_and_short_prompts_say_most(samples: list[tuple[int, f
         assert 0.0 <= latency.reckoned_s(1000.0) <= LATENCY_MAX_S
 
 
-def units(*waits: list[float]) -> list[float]:
-    """The latencies that units are compared by which have shown these times to a first token."""
+def units(*waits: list[float], is_fresh: bool = False) -> list[float]:
+    """The latencies that units are compared by which have shown these times to a first token, just now or a
+    while ago.
+    """
     every = [Rates() for _ in waits]
     for at in range(max(map(len, waits))):
         for rates, of_unit in zip(every, waits, strict=True):
             if at < len(of_unit):
                 rates.latency.learn(10, 0.0, of_unit[at])
+        learn_of_peers([Peer("m", 1.0, rates) for rates in every], 1.0)
+    if not is_fresh:
         learn_of_peers([Peer("m", 1.0, rates) for rates in every], 1.0)
     return [rates.latency.reckoned_s(TOKENS_S) for rates in every]
 
@@ -51,6 +55,12 @@ def units(*waits: list[float]) -> list[float]:
 def test_a_unit_that_had_two_slow_requests_by_chance_looks_like_its_peers() -> None:
     usual_s, unlucky_s = units([0.06] * 11, [10.0] * 2)
     assert unlucky_s == pytest.approx(usual_s, abs=0.03)
+
+
+def test_what_a_unit_has_just_shown_counts() -> None:
+    """It may have requests of another gate."""
+    usual_s, slower_s = units([0.06, 0.1, 0.3, 0.1], [0.06, 0.5, 0.3, 0.5], is_fresh=True)
+    assert slower_s > 2.0 * usual_s
 
 
 @pytest.mark.parametrize("count", [2, 3, 8])
