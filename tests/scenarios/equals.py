@@ -178,24 +178,11 @@ class Played:
         rng, scene = Random(self.scene.seed * 100 + number), self.scene
         key = {"one": "one", "many": f"client-{number}"}.get(scene.clients, "")
         while self.stage.now < until and self._goes_on:
-            fields = self._fields(rng)
+            fields = fields_of(scene, rng)
             headers = {"authorization": f"Bearer {key}"} if key else {}
             visit = await self.stage.ask(headers=headers, manner=Manner(timeout_s=60.0), **fields)
             self.visits.append(visit)
             await asyncio.sleep(rng.expovariate(4.0) if visit.is_answered else 0.05)
-
-    def _fields(self, rng: Random) -> dict[str, Any]:
-        scene = self.scene
-        text = f"{rng.getrandbits(40):x}"
-        if scene.clients in ("one beginning", "adversary"):
-            # They meet on one unit.
-            text = BEGINNING + text
-        if rng.random() < scene.asked:
-            # Who wants a unit out asks for what is most likely to differ.
-            text += f" odd {rng.choice((0.3, 0.5, 0.7)) if scene.clients == 'adversary' else 1.0}"
-        tokens = min(TOKENS_MAX, 8 + int(rng.expovariate(1 / TOKENS)))
-        messages = [{"role": "user", "content": text}]
-        return {"messages": messages, "stream": rng.random() < scene.streams, "max_tokens": tokens}
 
     def _count(self) -> None:
         """What was computed for whom."""
@@ -244,6 +231,20 @@ class Played:
         if self.back_s is None or self.back_s > BACK_S:
             found.append(f"back after {self.back_s} s")
         return found
+
+
+def fields_of(scene: Scene, rng: Random) -> dict[str, Any]:
+    """The body of a request of a scene."""
+    text = f"{rng.getrandbits(40):x}"
+    if scene.clients in ("one beginning", "adversary"):
+        # They meet on one unit.
+        text = BEGINNING + text
+    if rng.random() < scene.asked:
+        # Who wants a unit out asks for what is most likely to differ.
+        text += f" odd {rng.choice((0.3, 0.5, 0.7)) if scene.clients == 'adversary' else 1.0}"
+    tokens = min(TOKENS_MAX, 8 + int(rng.expovariate(1 / TOKENS)))
+    messages = [{"role": "user", "content": text}]
+    return {"messages": messages, "stream": rng.random() < scene.streams, "max_tokens": tokens}
 
 
 def mirror_scene(seed: int) -> Scene:

@@ -34,7 +34,7 @@ from loadtests.wire.blocking import fetch
 from loadtests.wire.client import Connections
 from loadtests.wire.messages import bearer, post
 from loadtests.wire.reply import Reply
-from tests.scenarios.equals import EXTRA_MOST, SUSPECT_S, Played, Scene, Unit
+from tests.scenarios.equals import EXTRA_MOST, SUSPECT_S, Scene, Unit, fields_of
 from tests.sim.engine import CANARY
 from tests.sim.http_server import Request
 from tests.sim.odd import KINDS, TIMING, Odd
@@ -163,13 +163,6 @@ class Seen:
         return found + [f"{count} got {code}" for code, count in self.refused.items()]
 
 
-class Draws(Played):
-    """What clients of a scene ask for; it is played elsewhere."""
-
-    def __init__(self, scene: Scene) -> None:
-        self.scene = scene
-
-
 async def play(scene: Scene, units: Sequence[SimUnit]) -> Seen:
     """One scene, with a gate of its own."""
     seen = Seen(scene)
@@ -212,7 +205,7 @@ async def _use(connections: Connections, scene: Scene, number: int, until: float
     while time.monotonic() < until:
         seen.requests += 1
         lines = bearer(key) + f"x-request-id: {_CLIENT}{number}-{seen.requests}\r\n"
-        body = orjson.dumps({"model": "tiny"} | Draws(scene)._fields(rng))
+        body = orjson.dumps({"model": "tiny"} | fields_of(scene, rng))
         reply = Reply()
         try:
             async with asyncio.timeout(PATIENCE_S):
