@@ -73,7 +73,7 @@ format:         ## rewrite files in the format that `make check` expects
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
 
-bench:          ## CPU, latency and memory of the gate, compared with other proxies; within 25 minutes, nothing else running
+bench:          ## CPU, latency and memory of the gate, compared with other proxies; 25 to 35 minutes, nothing else running
 	$(READY) .venv/run.ready
 	-@for each in $(BENCH_PROGRAMS); do command -v $${each%%:*} >/dev/null || $(MAKE) -s apt PACKAGES=$${each#*:}; done
 	-@flock Makefile $(MAKE) -s --no-print-directory -k .venv-gate/made $(BENCH_PEERS:%=.venv-%/made)
