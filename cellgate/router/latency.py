@@ -8,7 +8,7 @@ rate that is computed from work over time falls with the work.
 from __future__ import annotations
 
 from math import inf, log, sqrt
-from statistics import fmean as mean
+from statistics import fmean
 
 LATENCY_MAX_S = 60.0
 
@@ -83,7 +83,7 @@ class Latency:
         if self.seen < SEEN_LEAST:
             return True
         mean_apart = self.spread / sqrt(min(self.seen, _LATENCIES_KEPT))
-        return abs(mean(self.logs()) - self.usual_log) < _BY_CHANCE * mean_apart
+        return abs(fmean(self.logs()) - self.usual_log) < _BY_CHANCE * mean_apart
 
     def logs(self) -> list[float]:
         """The logarithms of what the last requests took beside their work."""
@@ -120,5 +120,5 @@ class Latency:
 
     def reset(self) -> None:
         """The unit has restarted: the value stays as an estimate."""
-        self.seen = 0
+        self.seen = self._seen_before = 0
         self._sum = self._tokens = self._weight = 0.0

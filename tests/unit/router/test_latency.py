@@ -63,6 +63,18 @@ def test_what_a_unit_has_just_shown_counts() -> None:
     assert slower_s > 2.0 * usual_s
 
 
+def test_what_a_unit_shows_after_a_restart_is_new_however_many_it_had_shown_before() -> None:
+    slow, usual = Rates(), Rates()
+    peers = [Peer("m", 1.0, slow), Peer("m", 1.0, usual)]
+    for _ in range(2):
+        for rates, ttft_s in ((slow, 0.5), (usual, 0.06)):
+            rates.latency.reset()
+            for _ in range(2):
+                rates.latency.learn(10, 0.0, ttft_s)
+        learn_of_peers(peers, 1.0)
+    assert slow.latency.reckoned_s(TOKENS_S) > 3.0 * usual.latency.reckoned_s(TOKENS_S)
+
+
 @pytest.mark.parametrize("count", [2, 3, 8])
 @pytest.mark.parametrize("chance", [0.1, 0.3, 0.5])
 def test_equals_some_of_whose_requests_take_long_are_hardly_ever_told_apart(
