@@ -36,9 +36,6 @@ def main() -> int:
         print(f"The benchmark failed: {failure}", file=sys.stderr)
         return 1
     print(report.full(run, markdown=args.markdown))
-    if args.json:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(run_file.as_json(run))
     late = [figure for figure in run.figures if figure.pace > report.PACE_LIMIT]
     failures += [f"Not comparable, the streams ran late: {figure.line()}" for figure in late]
     for each in failures:
@@ -47,12 +44,17 @@ def main() -> int:
 
 
 def _rounds(args: argparse.Namespace) -> tuple[report.Run, list[str]]:
-    """All rounds, and what went wrong in them."""
+    """All rounds, and what went wrong in them. The file has each round once it is over: a run that is
+    stopped keeps those before.
+    """
     figures: list[Figure] = []
     missing: dict[str, str] = {}
     failures: list[str] = []
     patience = Patience(REPEATS_S)
-    busy = machine()
+    about = {name: _about(name) for name in args.targets}
+    arguments = f"python -m loadtests.bench {shlex.join(sys.argv[1:])}".strip()
+    loads = {name: LOADS[name].about for name in args.loads}
+    run = report.Run(machine(), arguments, figures, missing, about, loads)
     for number in range(args.rounds):
         with stage(number, [name for name in args.targets if name not in missing]) as standing:
             for name, why in standing.missing.items():
@@ -66,10 +68,10 @@ def _rounds(args: argparse.Namespace) -> tuple[report.Run, list[str]]:
                     except (RuntimeError, OSError) as failure:
                         failures.append(f"{name}: {failure}")
                         print(failures[-1], file=sys.stderr, flush=True)
-    about = {name: _about(name) for name in args.targets}
-    arguments = f"python -m loadtests.bench {shlex.join(sys.argv[1:])}".strip()
-    loads = {name: LOADS[name].about for name in args.loads}
-    return report.Run(busy, arguments, figures, missing, about, loads), failures
+        if args.json:
+            args.json.parent.mkdir(parents=True, exist_ok=True)
+            args.json.write_text(run_file.as_json(run))
+    return run, failures
 
 
 def _about(name: str) -> str:
@@ -87,7 +89,7 @@ def _arguments() -> argparse.Namespace:
     add("--rounds", type=_count, default=3)
     add("--requests", type=_count, default=12_000, help="of 1 kB, a round; fewer of larger ones")
     add("--markdown", action="store_true", help="print the tables as Markdown")
-    add("--json", type=Path, metavar="FILE", help="write every figure there")
+    add("--json", type=Path, metavar="FILE", help="write every figure there, after each round")
     return parser.parse_args()
 
 
