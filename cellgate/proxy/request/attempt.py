@@ -288,7 +288,7 @@ class Attempt:
         if (event_filter := self._event_filter) is None:
             is_idle = None if self.shape is None else are_idle
             event_filter = self._event_filter = EventFilter(
-                has_ids=self.tells > 0, is_idle=is_idle, may_hold=self._owner.may_hold
+                strips=self.tells > 0, is_idle=is_idle, may_hold=self._owner.may_hold
             )
         begun = event_filter.begin(body, ended=conn.reply.ended)
         if isinstance(begun, Failure):
@@ -411,7 +411,7 @@ class Attempt:
         response, event_filter, failure = self._response, self._event_filter, None
         if response.is_events and not (event_filter is None and are_whole(body)):
             event_filter = self._event_filter = event_filter or EventFilter(
-                has_ids=self.tells > 0, may_hold=self._owner.may_hold
+                strips=self.tells > 0, may_hold=self._owner.may_hold
             )
             body, failure = event_filter.feed(body, ended=conn.reply.ended)
             response.in_event = event_filter.in_event

@@ -38,7 +38,7 @@ class EventFilter:
     """Holds the beginning of a stream until its first event with data, and later the beginning of each event.
 
     `in_event`: a large event was sent in part. `joiner` rewrites the events of a unit that resumes a stream;
-    these must be whole, and so must events with token ids (`has_ids`), which the client does not get.
+    these must be whole, and so must events with token ids or counts that the client does not get (`strips`).
     `is_idle` says of whole events that nothing in them was computed: such are held like a preamble;
     `idle_events` is how many have come, `idle_at` since when nothing else has come (0: nothing
     has, of any kind).
@@ -49,13 +49,13 @@ class EventFilter:
         "_before",
         "_begun",
         "_grown_from",
-        "_has_ids",
         "_idle_bytes",
         "_is_idle",
         "_may_hold",
         "_preamble",
         "_room",
         "_size",
+        "_strips",
         "_tail",
         "idle_at",
         "idle_events",
@@ -66,11 +66,11 @@ class EventFilter:
     def __init__(
         self,
         *,
-        has_ids: bool = False,
+        strips: bool = False,
         is_idle: Callable[[bytes], bool] | None = None,
         may_hold: Callable[[int], bool] = lambda _: False,
     ) -> None:
-        self._has_ids = has_ids
+        self._strips = strips
         self._is_idle = is_idle
         self._may_hold = may_hold
         self._room = LIMITS.event_bytes
@@ -148,7 +148,7 @@ class EventFilter:
     def _has_room(self) -> bool:
         """Whether there is memory for what is held."""
         held = self._size + sum(map(len, self._preamble))
-        if held > BEGIN_BYTES and not self._has_ids:
+        if held > BEGIN_BYTES and not self._strips:
             return False
         missing = held - self._room
         if missing > 0:
@@ -160,7 +160,7 @@ class EventFilter:
     def _overfull(self) -> bytes | Failure:
         """More has come than there is memory for: it is shown as it is, unless it must be rewritten."""
         reached("event_bytes")
-        if self._has_ids:
+        if self._strips:
             return Failure(FailureKind.NO_MEMORY, "the gate has no memory left for the begin of its stream")
         return self._held(b"")
 
@@ -181,7 +181,7 @@ class EventFilter:
         events = self._take(body)
         if ended:
             events += self._flush()
-        elif self._size > TAIL_BYTES and self.joiner is None and not self._has_ids:
+        elif self._size > TAIL_BYTES and self.joiner is None and not self._strips:
             before = self._before
             events += self._flush()
             self._before, self.in_event = before, True

@@ -321,20 +321,20 @@ def test_a_first_event_may_be_as_large_as_any_but_is_not_shown_in_part_if_it_mus
     passage = EventFilter()
     assert all(passage.begin(comments, ended=False) is None for _ in range(20))
     assert passage.is_empty
-    begun = EventFilter(has_ids=True).begin(b"data: " + b"x" * LIMITS.event_bytes, ended=False)
+    begun = EventFilter(strips=True).begin(b"data: " + b"x" * LIMITS.event_bytes, ended=False)
     assert isinstance(begun, Failure)
     assert begun.kind is FailureKind.NO_MEMORY
 
 
-@pytest.mark.parametrize("has_ids", [False, True])
-def test_a_first_event_is_held_as_long_as_there_is_memory(has_ids: bool) -> None:
+@pytest.mark.parametrize("strips", [False, True])
+def test_a_first_event_is_held_as_long_as_there_is_memory(strips: bool) -> None:
     large, held = large_event("x" * (2 << 20)), [0]
 
     def may_hold(size: int) -> bool:
         held[0] += size
         return True
 
-    passage = EventFilter(has_ids=has_ids, may_hold=may_hold)
+    passage = EventFilter(strips=strips, may_hold=may_hold)
     pieces = [large[at : at + 1448] for at in range(0, len(large), 1448)]
     assert {passage.begin(piece, ended=False) for piece in pieces[:-1]} == {None}
     assert len(large) - 1448 <= held[0] + LIMITS.event_bytes < len(large)
