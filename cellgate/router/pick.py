@@ -545,7 +545,7 @@ def find_candidates(
     splits = _NO_SPLITS
     if pairs.prefillers and ask.splits:
         rows, splits = pairs.splits(ask, rows, board.units, expected, now)
-    return Candidates(rows, why_none, expected, shared, splits)
+    return _new(Candidates, (rows, why_none, expected, shared, splits))
 
 
 def usable_of(board: Board, states: Mapping[str, UnitState], model: str | None) -> Usable:

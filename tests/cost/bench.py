@@ -99,6 +99,10 @@ class Bench:
             self._connect(state.unit.name)
         board.tick(now)
         self._asked: list[UnitConnection] = []
+        self.welcome()
+
+    def welcome(self) -> None:
+        """From now on another client asks."""
         self.client = ClientConnection(self.gateway)
         self.client.connection_made(Wire())
 

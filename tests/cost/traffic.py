@@ -41,11 +41,21 @@ HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding
 END = b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n"
 
 
+EVENT = (
+    '{"id":"chatcmpl-1","object":"chat.completion.chunk","created":1700000000,"model":"m","choices":'
+    '[{"index":0,"delta":{%s},"logprobs":null,"finish_reason":%s}]}'
+)
+
+
 def token(number: int, ids: str = "") -> bytes:
     """`ids`: the field that an engine adds which was asked for token ids."""
-    event = (
-        '{"id":"chatcmpl-1","object":"chat.completion.chunk","created":1700000000,"model":"m","choices":'
-        f'[{{"index":0,"delta":{{"content":" t{number}"}},"logprobs":null,"finish_reason":null{ids}}}]}}'
-    )
+    return _chunk(EVENT % (f'"content":" t{number}"', f"null{ids}"))
+
+
+def _chunk(event: str) -> bytes:
     data = b"data: %b\n\n" % event.encode()
     return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+LAST_EVENTS = _chunk(EVENT % ("", '"stop"')) + END
+"""A choice has finished, and so has the stream."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 import hmac
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
+from functools import lru_cache
 from hashlib import sha256
 from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import Any, Literal
@@ -326,6 +327,8 @@ SECRET_VARIABLE = "CELLGATE_WEBHOOK_SECRET"
 
 
 Network = IPv4Network | IPv6Network
+PEERS_KEPT = 4096
+"""So many addresses are remembered, with whether they are trusted."""
 
 
 class Peers:
@@ -336,9 +339,12 @@ class Peers:
 
     def __init__(self, networks: Iterable[str] = ()) -> None:
         self._networks: list[Network] = [ip_network(network) for network in networks]
+        self.trusts = lru_cache(maxsize=PEERS_KEPT)(self._trusts)
+        """Whether an address (no port) is trusted. What is no address is not. To read one takes half as long
+        as to accept its connection.
+        """
 
-    def trusts(self, peer: str) -> bool:
-        """Whether an address (no port) is trusted. What is no address is not."""
+    def _trusts(self, peer: str) -> bool:
         try:
             address = ip_address(peer.partition("%")[0])
         except ValueError:

@@ -122,6 +122,7 @@ Table = dict[tuple[ExchangeState, ExchangeEvent], Transition]
 
 
 _NO_ASK, _NO_ATTEMPTS = Ask(), Attempts()
+_new = tuple.__new__
 
 
 class Selection:
@@ -291,18 +292,21 @@ class Selection:
             observer.waited(since, at or self._gate.now())
 
     def _request(self, tried: tuple[str, ...], moved: bool) -> PickRequest:
-        return PickRequest(
+        # In the order of its fields: with their names it takes twice as long.
+        fields = (
             self.ask,
             self._size,
             tried,
             moved,
-            draws=self._draws,
-            has_failure=self.failure is not None,
-            units=self.units,
-            explain_since=self.explain_since,
-            charge=self.charge,
-            loan=self._loan,
+            self._draws,
+            False,
+            self.failure is not None,
+            self.units,
+            self.explain_since,
+            self.charge,
+            self._loan,
         )
+        return _new(PickRequest, fields)
 
     # -- whether there is to be another one ----------------------------------------------------------------
 

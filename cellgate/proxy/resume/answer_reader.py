@@ -53,6 +53,7 @@ _TEXTS = ("content", "text", "thinking", "partial_json", "reasoning_content", "r
 _HOLDERS = ("response", "message")
 _PART = "num_output_tokens"
 """Of Triton's streams each event tells how many tokens are in it."""
+_REPORTING = frozenset((*_HOLDERS, "meta_info", "details", _PART))
 USUAL_ENDS = 3
 """So many are kept, and the latest."""
 
@@ -179,19 +180,22 @@ class AnswerReader:
             self._take(skim.document())
             return
         if (document := object_of(data)) is not None:
-            self._take(document)
+            is_more = self._take(document)
             self.empty += not _shows(document)
-            self._learn(event, document)
+            if not is_more:
+                self._learn(event, document)
 
-    def _take(self, document: dict[str, Any]) -> None:
+    def _take(self, document: dict[str, Any]) -> bool:
+        """Whether an event does more than add to a text: it ends a choice, or tells a usage."""
         if document.get("type") in _READER_ENDS or (
             document.get("error") is not None and "type" not in document
         ):
             self._finished = True
-        choices = document.get("choices")
+        choices, finishes = document.get("choices"), False
         if choices and isinstance(choices, list):
             self._has_choice = True
-            self._finished = self._finished or _finishes(document)
+            finishes = _finishes(choices)
+            self._finished = self._finished or finishes
         reported = reported_in(document)
         if reported is not None:
             if _PART in reported and self.reported is not None:
@@ -202,6 +206,7 @@ class AnswerReader:
             self.reported = (
                 known | {name: reported[name] for name in reported if reported[name]} if known else reported
             )
+        return finishes or reported is not None
 
     def _only_adds(self, event: bytes) -> bool:
         """Whether an event of chat only adds to a text, as seen without parsing it: it has a choice that is
@@ -221,9 +226,7 @@ class AnswerReader:
     def _learn(self, event: bytes, document: dict[str, Any]) -> None:
         """How other events look that only add to a text, if this one does."""
         text = _text_of(document)
-        if not text or reported_in(document) is not None or _finishes(document):
-            return
-        if self._is_typed and not event.startswith(_DELTAS):
+        if not text or (self._is_typed and not event.startswith(_DELTAS)):
             return
         self._others, self._other_bytes = self._others - 1, self._other_bytes - len(event) - 2
         self._sample = event
@@ -286,12 +289,9 @@ def only_add(events: bytes, ends: tuple[bytes, ...]) -> bool:
     return not tail and not [one for one in each if not one.endswith(ends)]
 
 
-def _finishes(document: dict[str, Any]) -> bool:
-    """Whether a choice is finished with this event."""
-    choices = document.get("choices")
-    return isinstance(choices, list) and any(
-        isinstance(each, dict) and each.get("finish_reason") is not None for each in choices
-    )
+def _finishes(choices: list[Any]) -> bool:
+    """Whether one of the choices of an event is finished."""
+    return any(isinstance(each, dict) and each.get("finish_reason") is not None for each in choices)
 
 
 def _delta_of(document: dict[str, Any]) -> dict[str, Any]:
@@ -336,6 +336,9 @@ def reported_in(document: dict[str, Any]) -> dict[str, Any] | None:
     reported = document.get("usage")
     if isinstance(reported, dict):
         return reported
+    if _REPORTING.isdisjoint(document):
+        # Most events tell nothing.
+        return None
     for name in _HOLDERS:
         holder = document.get(name)
         if isinstance(holder, dict) and isinstance(reported := holder.get("usage"), dict):
