@@ -161,8 +161,8 @@ TIMING: Mapping[str, Kind] = {
 """Good answers that come in an odd way."""
 MOVED: Mapping[str, Kind] = {"aborted": lambda asked: said(asked, [], "abort")}
 """Answers that their engine has ended by itself, as for a pause: another unit gives them."""
-CUT: Mapping[str, Kind] = {"reset": lambda asked: Odd(status=0, head_s=0.02)}
-"""No answer: the connection is closed. Whoever meets three of them is refused, so that nobody draws these."""
+CUT: Mapping[str, Kind] = {"reset": lambda asked: Odd(status=0, head_s=0.02), "500": _refused(500)}
+"""No answer: the connection is closed, or an error. Whoever meets three is refused: nobody draws these."""
 OF_MODELS = ("a word", "a line", "spaces", "empty", "stops", "no text", *GOOD)
 """What a model may say to a canary as well."""
 KINDS: Mapping[str, Kind] = {**GOOD, **BAD, **MOVED, **TIMING}

@@ -43,12 +43,27 @@ COOL_S = 1.0
 """A unit that answered with an error gets no requests for this long, if there is another."""
 ERRORS_IN_A_ROW = 2
 """After so many errors in a row a canary shows whether a unit takes anything new."""
+SHARED_S = 30.0
+"""What another unit has done so lately is no suspicion of this one."""
+_FAILED_MAX = 64
 _BUSY, _LEFT = Outcome.BUSY, Outcome.CLIENT_LEFT
 TAKEN = Failure(
     FailureKind.RESPONSE_TAKEN, "a stored response has this id; send another one, or none", param="request_id"
 )
 _REFUSES_ALL = (FailureKind.UNIT_ERROR, FailureKind.BUSY, FailureKind.FALSE_BUSY)
 """So answers an engine that takes nothing new, as long as it runs."""
+_ONE_IS_NONE = {FailureKind.UNIT_ERROR: Strength.WEAK, FailureKind.CLOSED_EARLY: None}
+"""Strong evidence only one after the other; and what one is alone. When a connection is closed a restart
+is suspected already, and a canary is sent."""
+_BY_CHANCE = (
+    FailureKind.CLOSED_EARLY,
+    FailureKind.GARBAGE,
+    FailureKind.UNIT_ERROR,
+    FailureKind.FIRST_EVENT_ERROR,
+    FailureKind.STREAM_ERROR,
+    FailureKind.TRUNCATED,
+)
+"""So equals may fail that work: at what they are asked, or by chance."""
 
 
 class LocalDispatcher:
@@ -66,6 +81,8 @@ class LocalDispatcher:
         self._now = plane.now
         self._errors: dict[str, tuple[float, int]] = {}
         """Since when units have answered new requests with errors alone, and how many."""
+        self._failed: dict[FailureKind, dict[str, float]] = {}
+        """When units last failed so: the last one at the end."""
 
     # -- units for requests --------------------------------------------------------------------------------
 
@@ -329,16 +346,34 @@ class LocalDispatcher:
         elif failure.kind is FailureKind.UNIT_ERROR:
             self._look_into_errors(lease.unit_state, now)
         state = lease.unit_state
-        if failure.kind is FailureKind.UNIT_ERROR and state.has_only_errors(now):
-            strength = Strength.STRONG
-        elif failure.kind is FailureKind.CLOSED_EARLY:
-            # A restart is suspected already, and a canary is sent. All units may do so at such a request; and
-            # one end of several requests is one event.
+        if failure.kind in _ONE_IS_NONE:
+            # One end of several requests is one event.
             is_later = lease.opened_at >= state.last_error_at
-            if not (state.has_only_errors(now) and is_later):
-                strength = None
+            has_only_errors = state.has_only_errors(now)
+            strength = Strength.STRONG if has_only_errors and is_later else _ONE_IS_NONE[failure.kind]
+        if failure.kind in _BY_CHANCE and self._is_shared(lease, failure.kind, now) and strength is not None:
+            # Nobody is suspected for what others do as well: its canary alone decides.
+            self._plane.prober.look_now(lease.unit, Canary.name)
+            strength = None
         if strength is not None:
             self._observe(lease.unit_state, Sign.BAD, strength, failure.message)
+
+    def _is_shared(self, lease: Lease, kind: FailureKind, now: float) -> bool:
+        """Record a failure; whether another unit that could have had the request has lately failed so."""
+        failed = self._failed.setdefault(kind, {})
+        failed.pop(lease.unit, None)
+        is_shared = False
+        for name, at in reversed(failed.items()):
+            if now - at > SHARED_S:
+                break
+            peer = self._board.units.get(name)
+            if peer is not None and peer.serves_model(lease.ask.model):
+                is_shared = True
+                break
+        failed[lease.unit] = now
+        if len(failed) > _FAILED_MAX:
+            del failed[next(iter(failed))]
+        return is_shared
 
     def _look_into_errors(self, state: UnitState, now: float) -> None:
         """Send a canary at once to a unit that has answered a request with an error and has nothing else to
