@@ -76,6 +76,7 @@ class FakePatient:
     is_seen_still: bool = False
     borne_until: float = -inf
     borne_s: float = 0.0
+    is_lucky: bool = False
     seats_shown: int = 0
     occupied: list[float] = field(default_factory=list)
     engine: str = ""
@@ -103,8 +104,11 @@ class FakePatient:
     def hides_work(self, asked_at: float = 0.0) -> bool:
         return self.is_hiding
 
-    def answered_beside(self, asked_at: float) -> None:
+    def answered_beside(self, asked_at: float, waited_s: float) -> None:
         self.seats_shown = max(self.seats_shown, self.in_flight)
+
+    def is_late_by_chance(self, late: int, *, is_young: bool) -> bool:
+        return self.is_lucky
 
     def occupied_until(self, at: float) -> None:
         self.occupied.append(at)

@@ -264,8 +264,16 @@ class ProbeContext(Protocol):
         """
         ...
 
-    def answered_beside(self, asked_at: float) -> None:
-        """Record that a canary that was sent at `asked_at` was answered while requests went on."""
+    def answered_beside(self, asked_at: float, waited_s: float) -> None:
+        """Record that a canary sent at `asked_at` was answered: while requests went on, or by an idle unit
+        for which the one before it had waited so long in vain.
+        """
+        ...
+
+    def is_late_by_chance(self, late: int, *, is_young: bool) -> bool:
+        """So many canaries in a row were late: whether the unit is idle, and peers show that it is chance;
+        or it `is_young`, and this is the first.
+        """
         ...
 
     def occupied_until(self, at: float) -> None:

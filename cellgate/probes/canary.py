@@ -71,6 +71,11 @@ IN_LINE = 2.0
 """The factor of the timeout when it is unknown whether the canary has to wait for other requests."""
 BLIND_IDLE = 2.0 / 3.0
 """A unit that counts no steps gets its idle canary after this share of `canary_idle_s`: they fail later."""
+YOUNG, YOUNG_IDLE = 5, 0.5
+"""After so many answered canaries it is known how long they take; until then one more decides, and idle ones
+come so much sooner."""
+CHANCE_MAX_S = 20.0
+"""Late canaries in a row are chance for no longer."""
 _WARM = (Verdict.UP, Verdict.SUSPECT, Verdict.PROBATION)
 """A unit with another verdict may take its first request, which warms the engine up."""
 _COMES_UP = (Verdict.STARTING, Verdict.PROBATION)
@@ -96,6 +101,8 @@ _SERVED = "served"
 """Note: the kinds that the unit has answered."""
 _TURN = "turn"
 """Note: the number of the next kind that is asked for."""
+_FEW = "few"
+"""Note: how many more have to be answered."""
 _HUNG = "hung"
 """Note: the kind that ran out of time last, while others were answered."""
 _REFUSED_NOTE = "refused"
@@ -167,6 +174,7 @@ class Canary:
         is_starting, asked_at = context.verdict is Verdict.STARTING, context.now()
         progress_at, restarted, timeout_s = context.progress_at, context.restarted, canary_timeout_s(context)
         timed_out, is_unseen, was_idle = False, False, context.in_flight == 0
+        waited_s = asked_at - context.notes.get(_ASKED_NOTE, asked_at) if _timeouts(context) else 0.0
         context.notes[_ASKED_NOTE] = asked_at
         if not _timeouts(context):
             context.notes[_UNANSWERED] = asked_at
@@ -185,6 +193,7 @@ class Canary:
                 or context.now() < context.borne_until
                 or context.hides_work(asked_at + _JOINS * timeout_s)
                 or canary_timeout_s(context) > timeout_s
+                or (timed_out and _may_be_chance(context))
             )
             is_unseen = timed_out and not context.is_seen_still
             within = f" within {context.now() - asked_at:.3g} s" if timed_out else ""
@@ -204,7 +213,9 @@ class Canary:
             async for reported in _what_it_is(context):
                 yield reported
         if judged.sign is Sign.GOOD:
-            context.answered_beside(asked_at)
+            context.answered_beside(asked_at, waited_s)
+            few: int = YOUNG if is_starting else context.notes.get(_FEW, 0)
+            context.notes[_FEW] = max(0, few - 1)
         name, now = context.unit.name, context.now()
         yield judged.evidence(name, now, is_unseen=is_unseen)
         if is_starting and judged.sign is Sign.GOOD:
@@ -215,13 +226,19 @@ class Canary:
         longer than that.
         """
         asked_at, least_s = context.now(), IN_LINE * context.rules.canary_timeout_s
-        with suppress(FetchError):
+        try:
             deadline = asked_at + max(context.rules.canary_timeout_s, 2.0 * first_s)
             judged = await _fly(context, _Kind(model=model), deadline)
+        except FetchError as error:
+            if error.trouble is Trouble.TIMEOUT:
+                context.is_late_by_chance(1, is_young=True)
+        else:
             took_s, usual = (
                 min(context.now() - asked_at, first_s),
                 context.notes.setdefault(_USUAL_S_NOTE, {}),
             )
+            if judged.sign is Sign.GOOD:
+                context.answered_beside(asked_at, 0.0)
             if judged.sign is Sign.GOOD and not usual and took_s > least_s:
                 # Clients came meanwhile; but it took as long before any did.
                 usual[context.notes[_API][0]] = took_s
@@ -579,8 +596,21 @@ async def _ask_by(kind: _Kind, context: ProbeContext, request_id: str, deadline:
 def idle_s(context: ProbeContext) -> float:
     """How long a unit may show no life: what runs there makes a hang urgent."""
     counts = context.load is not None and context.load.sighted
-    due_s = context.rules.canary_idle_s * (1.0 if counts else BLIND_IDLE)
+    young = YOUNG_IDLE if _is_young(context) else 1.0
+    due_s = context.rules.canary_idle_s * (1.0 if counts else BLIND_IDLE * young)
     return min(due_s, COUNTED_AWAKE_S if counts else AWAKE_S) if is_in_use(context) else due_s
+
+
+def _may_be_chance(context: ProbeContext) -> bool:
+    """Whether one more that is late may be one of those for which that takes long, as at equals."""
+    is_chance = context.is_late_by_chance(_timeouts(context) + 1, is_young=_is_young(context))
+    return is_chance and context.now() - context.notes[_UNANSWERED] < CHANCE_MAX_S
+
+
+def _is_young(context: ProbeContext) -> bool:
+    """Whether so few canaries have been answered that one that is late says little."""
+    few: int = context.notes.get(_FEW, 0)
+    return few > 0
 
 
 def _timeouts(context: ProbeContext) -> int:

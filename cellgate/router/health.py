@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from cellgate.router.learning import ANSWERS, JOINED_S, LARGE_TOKENS, SLOWEST_STEP_S
 from cellgate.router.nouns import (
+    USABLE,
     EnginePause,
     Evidence,
     Hold,
@@ -35,6 +36,7 @@ from cellgate.router.nouns import (
     Strength,
     Verdict,
 )
+from cellgate.router.pauses import STILL_WAITS_MAX_S
 from cellgate.router.unit_state import UnitState
 
 if TYPE_CHECKING:
@@ -173,6 +175,32 @@ def borne_idle_s(state: UnitState, now: float) -> float:
     """How long an idle unit may be silent after it was asked for a token: as above."""
     wait_s = 0.0 if state.counters_at else state.overtaken.at(now)
     return STALLS * max(state.pauses.longest_s(now), wait_s)
+
+
+def record_canary(state: UnitState, waited_s: float, now: float) -> None:
+    """A canary was answered; the one before it had waited so long in vain; 0: it was answered."""
+    # One that was out for late ones alone may have been well.
+    if not (_shows_nothing_else(state) and (state.case.verdict in USABLE or state.fell_unseen)):
+        state.overtaken.forget(state.unit.name)
+        return
+    state.overtaken.answered(state.unit.name, now)
+    if waited_s:
+        state.overtaken.add(min(waited_s, STILL_WAITS_MAX_S), now)
+
+
+def is_late_by_chance(state: UnitState, late: int, now: float, *, is_young: bool) -> bool:
+    """So many canaries in a row were late: whether equals have shown that it may be chance."""
+    if not _shows_nothing_else(state):
+        state.overtaken.forget(state.unit.name)
+        return False
+    return state.case.verdict in USABLE and state.overtaken.is_chance(
+        state.unit.name, late, now, is_young=is_young
+    )
+
+
+def _shows_nothing_else(state: UnitState) -> bool:
+    """Whether only canaries show that it works."""
+    return not state.leases and not state.counters_at
 
 
 def is_reported(state: UnitState) -> bool:

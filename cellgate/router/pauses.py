@@ -3,7 +3,7 @@
 What one unit of a pool has shown is believed of all: they run the same software. So pauses that all have,
 each in its turn (garbage collection, compilation, a shared disk), are nobody's fault after the first.
 
-In this order: `Pauses`, `Longest`.
+In this order: `Pauses`, `Longest`, `Waits`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,9 @@ KEPT_S = 120.0
 LONGEST_S = 8.0
 """What was silent for longer has not paused: it hung, and was cured."""
 PAUSES_KEPT = 16
+CANARIES_KEPT = 64
+LATE_ERROR, LATE_MAX = 0.001, 8
+"""So seldom canaries in a row are late by chance when anything follows; so many always mean something."""
 OVERTAKEN_MAX_S, STILL_WAITS_MAX_S = 60.0, 30.0
 """Waits for a first token from which it is learnt that some are long; and those that are not over: a request
 that has waited longer may be lost.
@@ -76,3 +79,39 @@ class Longest:
             seen.popleft()
         if len(seen) < PAUSES_KEPT:
             seen.append((at, length_s))
+
+
+class Waits(Longest):
+    """Waits for a first token of units of one kind; and how often canaries of idle ones were late."""
+
+    __slots__ = ("_canaries", "_late_now")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._canaries: deque[tuple[float, int]] = deque(maxlen=CANARIES_KEPT)
+        """When one was answered, and after how many late ones in a row."""
+        self._late_now: dict[str, int] = {}
+        """Of each unit: so many in a row, of which it is not known yet what they mean."""
+
+    def answered(self, unit: str, now: float) -> None:
+        """A canary of an idle unit was answered in time."""
+        self._canaries.append((now, self._late_now.pop(unit, 0)))
+
+    def forget(self, unit: str) -> None:
+        """Late ones of this unit mean something else."""
+        self._late_now.pop(unit, None)
+
+    def is_chance(self, unit: str, late: int, now: float, *, is_young: bool) -> bool:
+        """So many in a row were late: whether these, and one more, are chance as far as others have shown."""
+        if late >= LATE_MAX:
+            return False
+        self._late_now[unit] = late
+        if len(self._late_now) > CANARIES_KEPT:
+            del self._late_now[next(iter(self._late_now))]
+        known = [count for at, count in self._canaries if now - at < KEPT_S]
+        by_chance = sum(known) + sum(count for name, count in self._late_now.items() if name != unit)
+        if not by_chance:
+            # Nothing says that it is chance, where more than a few are known.
+            return is_young and late == 1
+        share = (by_chance + 1) / (by_chance + len(known) + 2)
+        return float(share ** (late + 1)) > LATE_ERROR

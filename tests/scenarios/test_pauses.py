@@ -11,7 +11,7 @@ import pytest
 
 from cellgate.proxy.admin.views import unit_view
 from cellgate.router.nouns import Verdict
-from tests.scenarios.harness import Stage
+from tests.scenarios.harness import Stage, promise_s
 from tests.scenarios.users import Users
 from tests.sim.engine import CANARY, Engine
 from tests.sim.http_server import Request
@@ -142,6 +142,29 @@ async def test_one_that_hangs_among_those_is_found_though_its_small_prompts_took
     await users.leave()
     assert all(visit.is_answered for visit in users.visits)
     assert not [each for each in stage.shots() if "-> down" in each and not each.startswith("b: ")]
+
+
+@pytest.mark.parametrize("seed", [0, 3])
+@played(lambda seed: Stage(seed, units=3, timing=STEPS, is_blind=True), given=("seed",))
+async def test_canaries_that_take_long_by_chance_take_nobody_out_before_there_is_load(stage: Stage) -> None:
+    """Nothing is known yet, and nothing else tells who works."""
+    stage.liars.update(stage.engines)
+    for engine in stage.engines.values():
+        engine.behaviour.oddly = slowly(0.3, stage.rng)
+    await asyncio.sleep(60.0)
+    assert not [each for each in stage.shots() if "-> down" in each]
+
+
+@pytest.mark.parametrize("at_s", [0.5, 5.0, 60.0])
+@pytest.mark.parametrize("units", [1, 3])
+@played(lambda units: Stage(2, units=units, timing=STEPS, is_blind=True), given=("units",))
+async def test_a_unit_that_hangs_before_it_had_any_request_is_found_as_soon_as_promised(
+    stage: Stage, at_s: float
+) -> None:
+    await asyncio.sleep(at_s)
+    stop_core(stage.engines["a"])
+    await stage.until(lambda: stage.verdict("a") is Verdict.DOWN, promise_s(STEPS, is_blind=True))
+    go_on(stage.engines["a"])
 
 
 @pytest.mark.parametrize("chance", [0.1, 0.3, 0.6])

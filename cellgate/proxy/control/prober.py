@@ -12,6 +12,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from math import inf
 from typing import Any, cast
 
@@ -31,7 +32,15 @@ from cellgate.proxy.http.fetch import ProbeTransport
 from cellgate.router import doubted_agents, health
 from cellgate.router.attention import STAYS_S, Attention, rest
 from cellgate.router.board import Board, Consequence
-from cellgate.router.health import borne_idle_s, borne_until, hides_work, is_seen_still, stall_limit_s
+from cellgate.router.health import (
+    borne_idle_s,
+    borne_until,
+    hides_work,
+    is_late_by_chance,
+    is_seen_still,
+    record_canary,
+    stall_limit_s,
+)
 from cellgate.router.nouns import (
     Answered,
     Build,
@@ -72,6 +81,8 @@ _LOOK_AT: dict[Verdict, tuple[str, ...]] = {
 _SAID_AGAIN = "again"
 """Note: what a node says again and again; its time is that of the last time."""
 SWEEP_S = 1.0
+PEERS_ASKED = 2
+"""So many idle ones get a canary when a unit stalls, or that of an idle one is late: do they do better?"""
 READ_AGAIN_S = 0.3
 """The counters of a unit that stands still are read once more within this time."""
 
@@ -220,6 +231,8 @@ class Prober:
             self.look_now(evidence.unit, Canary.name, EngineMetrics.name)
         if evidence.sign is Sign.BAD and evidence.source != Canary.name:
             self._hasten_canary(evidence)
+        elif evidence.is_unseen and evidence.sign is Sign.BAD and state is not None and not state.leases:
+            self._ask_idle_peers(state)
         if consequence.flip is not None:
             if probes := _LOOK_AT.get(consequence.flip.after):
                 self.look_now(evidence.unit, *probes)
@@ -239,6 +252,12 @@ class Prober:
         """A unit does not rest any more: what was put off is looked at."""
         for runner in self._all.get(name, ()):
             runner.hurry()
+
+    def _ask_idle_peers(self, state: UnitState) -> None:
+        """A canary of an idle unit is late: whether that is chance equals show, where nothing else tells."""
+        idle = (o for o in self._board.peers(state) if not (o.leases or o.counters_at or state.counters_at))
+        for other in islice(idle, PEERS_ASKED):
+            self.look_now(other.unit.name, Canary.name)
 
     def _hasten_canary(self, evidence: Evidence) -> None:
         """A canary on its way to a unit that is now a suspect gets no longer than that of any suspect,
@@ -477,8 +496,12 @@ class UnitContext:
     def borne_s(self) -> float:
         return borne_idle_s(self.unit_state, self.now())
 
-    def answered_beside(self, asked_at: float) -> None:
+    def answered_beside(self, asked_at: float, waited_s: float) -> None:
         self.unit_state.record_slots(asked_at)
+        record_canary(self.unit_state, waited_s, self.now())
+
+    def is_late_by_chance(self, late: int, *, is_young: bool) -> bool:
+        return is_late_by_chance(self.unit_state, late, self.now(), is_young=is_young)
 
     def occupied_until(self, at: float) -> None:
         self.unit_state.occupied_until = at

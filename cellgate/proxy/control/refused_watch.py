@@ -127,7 +127,10 @@ class RefusedWatch:
         looks_worse = found.is_sure or found.is_apart
         # As long as it looks worse, one question after the other may be answered well by chance.
         wait_s = 0.0 if found.is_far else ASK_AGAIN_S if looks_worse else record.wait_s
-        least = _cost(1, found.what) if looks_worse else UNLIKELY * self._lent
+        least = _cost(1 if record.begun is None else 2, found.what) if looks_worse else UNLIKELY * self._lent
+        if found.is_far:
+            # It may go on credit, and must not wait for the price of its first question.
+            least = 0.0
         if now - record.compared_at < wait_s or self._budget < least:
             return
         task = asyncio.get_running_loop().create_task(self._compare(state, found, use, record))

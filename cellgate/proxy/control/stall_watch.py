@@ -14,7 +14,7 @@ from itertools import islice
 from cellgate.probes.canary import AWAKE_S, Canary
 from cellgate.probes.engine_metrics import EngineMetrics
 from cellgate.probes.readiness import Readiness
-from cellgate.proxy.control.prober import Prober
+from cellgate.proxy.control.prober import PEERS_ASKED, Prober
 from cellgate.proxy.observe.events import Action, ActionKind, EventLog
 from cellgate.router.attention import rest
 from cellgate.router.board import Board
@@ -31,8 +31,6 @@ LAG_S = 0.25
 DISTRUST_S = 1.0
 QUIET_S = 0.25
 """After this time without a token, the engine's counters are read this often."""
-PEERS_ASKED = 2
-"""So many units without requests get a canary when another one stalls, and none is seen to do better."""
 ASK_ALL_S = 2.0
 """Units that rest are all asked at most this often."""
 ASK_SOME_S, RESTING_ASKED = 1.0, 4
