@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from functools import partial
+from itertools import count as counting
 from statistics import median
 
 import orjson
@@ -168,13 +169,15 @@ async def _published(redis_url: str, count: int) -> AsyncIterator[None]:
         await asyncio.gather(beats, return_exceptions=True)
 
 
-async def _publish(redis_url: str, url: str, count: int) -> None:
-    names = [f"u{number:03}" for number in range(count)]
+async def _publish(redis_url: str, url: str, units: int) -> None:
+    names = [f"u{number:03}" for number in range(units)]
     async with Redis.from_url(redis_url) as client:
         await client.sadd("cellgate:cells", "c")
-        await client.sadd("cellgate:cell:c", *(f"{name}:mock" for name in names))
-        while True:
+        await client.sadd("cellgate:cell:c", "mock")
+        for beat in counting(1):
             pipe = client.pipeline(transaction=False)
+            written = {"v": 1, "gate": "mock", "beat": beat, "units": {}}
+            pipe.set("cellgate:beat:mock", orjson.dumps(written), px=750)
             for name in names:
                 document = {
                     "v": 1,
@@ -189,7 +192,7 @@ async def _publish(redis_url: str, url: str, count: int) -> None:
                     "running": 0,
                     "waiting": 0,
                 }
-                pipe.set(f"cellgate:unit:{name}:mock", orjson.dumps(document), px=750)
+                pipe.hset("cellgate:units:mock", name, orjson.dumps(document))
             await pipe.execute()
             await asyncio.sleep(BEAT_S)
 

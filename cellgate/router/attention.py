@@ -52,13 +52,15 @@ class Attention:
         self._woken: list[UnitState] = []
         self._rested: dict[UnitState, float] = {}
         """Since when those have rested that are late with an answer, and of which nothing else was said."""
+        self._news: dict[UnitState, None] = {}
+        """Units of which something may have changed since `news` was asked, beside those that are noted."""
 
     def configure(self, fleet: Mapping[str, UnitState], now: float) -> None:
         """These are all units from now on."""
         self.fleet, self.units, self._turns = fleet, list(fleet.values()), []
         self.is_large, self.usual = len(fleet) > SMALL, None
         self._until = dict.fromkeys(self.units, now) if self.is_large else {}
-        self._rested = {}
+        self._rested, self._news = {}, {}
         for state in self.units:
             state.calm_since = inf
 
@@ -83,6 +85,18 @@ class Attention:
                 state.calm_since = inf
                 self._woken.append(state)
 
+    def tell(self, state: UnitState) -> None:
+        """Something is known of a unit that others may want to hear; it goes on resting."""
+        if self.is_large:
+            self._news[state] = None
+
+    def news(self) -> list[UnitState]:
+        """The units of which something may have changed since the last call."""
+        if not self.is_large:
+            return self.units
+        news, self._news = self._news, {}
+        return list(news | self._until)
+
     def woken(self) -> list[UnitState]:
         """The units that rested, and are looked at since the last call."""
         woken, self._woken = self._woken, []
@@ -99,6 +113,7 @@ class Attention:
         known = self._until
         for state in [state for state, until in known.items() if now > until and is_still(state)]:
             del known[state]
+            self._news[state] = None
             state.calm_since = self._rested.pop(state, now)
         self.units = found = list(known)
         found += [state for state in self._next() if state not in known]

@@ -182,6 +182,8 @@ class Board:
         if falls and state.is_usable() and self._panics(state, evidence.at):
             return Consequence(wants_canary=True)
         state.case = after
+        if after is not before or evidence.sign is Sign.GOOD:
+            self.attention.tell(state)
         restarted = after.restarted != before.restarted
         if after.verdict is before.verdict and not restarted:
             return Consequence(wants_canary=wants_canary) if wants_canary else _NO_CONSEQUENCE

@@ -13,7 +13,8 @@ from collections.abc import Callable, Collection
 from functools import partial
 
 from cellgate.policies import POLICIES
-from cellgate.proxy.redis.reports import Roster, UnitReport
+from cellgate.proxy.redis.reports import UnitReport
+from cellgate.proxy.redis.roster import Roster
 from cellgate.proxy.redis.sharing import PrefixSharing
 from cellgate.router.board import Board, Consequence
 from cellgate.router.cost_model import RemoteLoad, Usage

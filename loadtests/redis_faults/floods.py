@@ -80,14 +80,14 @@ def _flips(client: Redis) -> None:
 def _members(client: Redis) -> None:
     client.sadd("cellgate:cells", CELL)
     for first in range(0, MEMBERS, MEMBERS_AT_ONCE):
-        client.sadd(f"cellgate:cell:{CELL}", *(f"x{n}:evil" for n in range(first, first + MEMBERS_AT_ONCE)))
+        client.sadd(f"cellgate:cell:{CELL}", *(f"evil-{n}" for n in range(first, first + MEMBERS_AT_ONCE)))
     for _ in _paced(1.0):
-        client.sadd(f"cellgate:cell:{CELL}", "y:evil")
+        client.sadd(f"cellgate:cell:{CELL}", "evil")
 
 
 def _beats(client: Redis) -> None:
     client.sadd("cellgate:cells", CELL)
-    client.sadd(f"cellgate:cell:{CELL}", *(f"{UNIT}:evil{number}" for number in range(BEATS)))
+    client.sadd(f"cellgate:cell:{CELL}", *(f"evil{number}" for number in range(BEATS)))
     for count in _paced(BEAT_S):
         for number in range(BEATS):
             units = {f"x{n}": {"unit": f"x{n}", "cell": CELL} for n in range(BEAT_BYTES // 40)}
@@ -98,11 +98,13 @@ def _beats(client: Redis) -> None:
 def _forged(client: Redis) -> None:
     """A unit that lives for ever, and counters of limits far above and below all bounds."""
     client.sadd("cellgate:cells", CELL)
-    client.sadd(f"cellgate:cell:{CELL}", f"{UNIT}:evil")
+    client.sadd(f"cellgate:cell:{CELL}", "evil")
     for count in _paced(SLICE_S):
+        beat = {"v": 1, "gate": "evil", "beat": 100 * count, "units": {}}
         with client.pipeline(transaction=False) as pipeline:
+            pipeline.set("cellgate:beat:evil", orjson.dumps(beat), px=750)
             for number in range(int(FORGED_PER_S * SLICE_S)):
-                pipeline.set(f"cellgate:unit:{UNIT}:evil", _word(0), px=7500)
+                pipeline.hset("cellgate:units:evil", UNIT, _word(0))
                 pipeline.incrbyfloat(f"cellgate:limit:{number}", (1e15, -1e15)[count % 2])
             pipeline.execute()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import ExitStack
-from itertools import cycle
+from itertools import count, cycle
 from pathlib import Path
 
 import orjson
@@ -35,7 +35,7 @@ def gates(tmp_path: Path) -> Iterator[tuple[RedisServer, GateProcess, GateProces
         with started[0] as one, started[1] as other:
             for gate in started:
                 gate.until_up(*urls)
-            assert eventually(lambda: len(server.do("SMEMBERS", "cellgate:cell:c")) == 2 * len(urls))
+            assert eventually(lambda: _documents(server) == 2 * len(urls))
             yield server, one, other
 
 
@@ -66,12 +66,17 @@ async def test_conversations_go_on_at_the_other_gate_and_a_redis_that_dies_or_fr
         server.start()
         await says("answers:")
         # Back empty.
-        assert await asyncio.to_thread(eventually, lambda: len(server.do("SMEMBERS", "cellgate:cell:c")) == 8)
+        assert await asyncio.to_thread(eventually, lambda: _documents(server) == 8)
         server.freeze()
         await says("does not answer")
         server.thaw()
         await says("answers:")
     assert statuses.keys() == of_the_other.keys() == {200}, one.log
+
+
+def _documents(server: RedisServer) -> int:
+    """How many documents of units are there, of all gates."""
+    return sum(int(server.do("HLEN", key)) for key in server.do("KEYS", "cellgate:units:*"))
 
 
 def _last(gate: GateProcess) -> str:
@@ -91,7 +96,7 @@ async def test_redis_comes_late_is_full_has_room_again_and_what_it_says_of_a_uni
         assert await post(gate.port, BODY) == 200
         assert eventually(lambda: "Redis does not answer (ConnectionError: " in gate.log)
         stack.enter_context(server)
-        assert eventually(lambda: len(server.do("KEYS", "cellgate:unit:a:*")) == 1)
+        assert eventually(lambda: _documents(server) == 1)
         server.do("CONFIG", "SET", "maxmemory", "1")
         assert eventually(lambda: "Redis takes no writes" in gate.log)
         assert await post(gate.port, BODY) == 200
@@ -99,18 +104,18 @@ async def test_redis_comes_late_is_full_has_room_again_and_what_it_says_of_a_uni
         assert eventually(lambda: gate.log.count("Redis answers") == 2)
 
         # A flip is evidence: it sends a canary, and that decides.
-        assert eventually(lambda: server.do("KEYS", "cellgate:unit:a:*"))
-        (key,) = server.do("KEYS", "cellgate:unit:a:*")
+        assert eventually(lambda: _documents(server))
+        (key,) = server.do("KEYS", "cellgate:units:*")
         lie = {"gate": "liar", "verdict": "down", "reason": "I say so"}
-        truth = orjson.loads(server.do("GET", key)) | {"gate": "liar"}
-        documents = cycle([orjson.dumps(truth | lie)] * 100 + [orjson.dumps(truth)] * 100)
-        server.do("SADD", "cellgate:cell:c", "a:liar")
+        truth = orjson.loads(server.do("HGET", key, "a")) | {"gate": "liar"}
+        said = cycle([truth | lie] * 100 + [truth] * 100)
+        numbers = count(1)
+        server.do("SADD", "cellgate:cell:c", "liar")
 
         def lie_until_believed() -> bool:
             """A gate that has lagged counts no evidence for a second, and has to hear it anew."""
-            beat = orjson.dumps({"v": 1, "gate": "liar", "beat": 1, "units": {}})
-            server.do("SET", "cellgate:beat:liar", beat, "PX", 5000)
-            server.do("SET", "cellgate:unit:a:liar", next(documents), "PX", 5000)
+            beat = {"v": 1, "gate": "liar", "beat": next(numbers), "units": {"a": next(said)}}
+            server.do("SET", "cellgate:beat:liar", orjson.dumps(beat), "PX", 5000)
             return "up -> suspect: gate liar reports it as down: I say so" in gate.log
 
         assert eventually(lie_until_believed), gate.log

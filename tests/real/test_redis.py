@@ -22,11 +22,12 @@ from cellgate.proxy.redis.reports import (
     EXPIRY_HEARTBEATS,
     HEARTBEAT_S,
     Names,
-    Roster,
     Seen,
     UnitReport,
     written,
 )
+from cellgate.proxy.redis.roster import Roster
+from cellgate.proxy.redis.sharing import UnitChanges
 from cellgate.router.nouns import Verdict
 from tests.real.programs import ROOT
 from tests.real.redis_server import RedisServer
@@ -63,7 +64,7 @@ class Gate:
         self.link = RedisLink(
             connector(RedisAccess(url, **credentials), tls),
             name,
-            lambda: self.views,
+            self.changes,
             self.roster,
             now=self.now,
             rng=random.Random(1),
@@ -73,9 +74,15 @@ class Gate:
             heartbeat_s=beat_s,
         )
 
+    def changes(self) -> UnitChanges:
+        """What it publishes."""
+        views = [replace(view, at_s=self.now()) for view in self.views]
+        return UnitChanges(views, cells={"a"})
+
     def flip(self, verdict: Verdict) -> None:
         """A verdict of its own changes."""
-        self.views[0] = replace(self.views[0], verdict=verdict)
+        number = self.views[0].number + 1
+        self.views[0] = replace(self.views[0], verdict=verdict, number=number, at_s=self.now())
         self.link.flipped(self.views[0])
 
     def others(self) -> int:
@@ -130,15 +137,14 @@ async def test_gates_hear_of_each_others_units(tmp_path: Path) -> None:
     async with pair(tmp_path) as (server, one, other):
         merged = one.roster.of("u1", one.now())
         assert merged is not None
-        assert merged.report == other.views[0]
+        assert replace(merged.report, at_s=None) == other.views[0]
         assert one.lines == ["Redis answers: this gate shares evidence with other gates"]
         # As docs/redis.md shows it.
         assert server.do("SMEMBERS", "cellgate:cells") == {b"a"}
-        assert b"u1:g1" in server.do("SMEMBERS", "cellgate:cell:a")
-        assert server.do("GET", "cellgate:unit:u1:g1").startswith(
-            b'{"v":1,"unit":"u1","cell":"a","gate":"g1"'
-        )
-        assert 0 < server.do("PTTL", "cellgate:unit:u1:g1") <= 1000 * EXPIRY_S * DOCUMENT_BEATS
+        assert server.do("SMEMBERS", "cellgate:cell:a") == {b"g1", b"g2"}
+        document = server.do("HGET", "cellgate:units:g1", "u1")
+        assert document.startswith(b'{"v":1,"unit":"u1","cell":"a","gate":"g1"')
+        assert 0 < server.do("PTTL", "cellgate:units:g1") <= 1000 * EXPIRY_S * DOCUMENT_BEATS
         assert server.do("GET", "cellgate:beat:g1").startswith(b'{"v":1,"gate":"g1","beat":')
         assert 0 < server.do("PTTL", "cellgate:beat:g1") <= 1000 * EXPIRY_S
 
@@ -249,26 +255,27 @@ async def test_garbage_is_counted_and_changes_nothing(tmp_path: Path) -> None:
     async with pair(tmp_path) as (server, one, _):
         names = Names()
         garbage = [b"", b"\xff" * 300, b"{}", b"[1]", b'{"v":1,"unit":"u1"}', b"9" * 100_000]
-        members = [f"u{number}:g9" for number in range(len(garbage))]
-        server.do("SADD", names.units_of("a"), *members, "no colon", ":::", "\xff:\xff", "u1:", ":g2")
+        beat = b'{"v":1,"gate":"g9","beat":1,"units":{}}'
+        server.do("SADD", names.gates_of("a"), "g8", "g9", "a:colon", ":::", "\xff", "")
         for number, document in enumerate(garbage):
-            server.do("SET", names.unit(f"u{number}", "g9"), document, "PX", 60_000)
+            server.do("HSET", names.units_of("g9"), f"u{number}", document)
             server.do("PUBLISH", names.flips, document)
         server.do("PUBLISH", names.flips, written(replace(one.views[0], gate="g77")))
-        server.do("LPUSH", names.unit("u8", "g9"), "a list")
-        server.do("SADD", names.units_of("a"), "u8:g9", "u9:g9")
-        # One that pretends to be another gate's, and one that never expires.
-        server.do("SET", names.unit("u9", "g9"), server.do("GET", names.unit("u1", "g2")), "PX", 600)
+        # One that pretends to be another gate's; and a list where a hash should be.
+        server.do("HSET", names.units_of("g9"), "u9", server.do("HGET", names.units_of("g2"), "u1"))
+        server.do("LPUSH", names.units_of("g8"), "a list")
+        server.do("SET", names.beat("g8"), beat.replace(b"g9", b"g8"), "PX", 600)
+        server.do("SET", names.beat("g9"), beat, "PX", 600)
         refused = one.link.counts["documents_refused"]
-        await until(lambda: one.link.counts["documents_refused"] > refused + 3 * len(garbage))
+        await until(lambda: one.link.counts["documents_refused"] > refused + len(garbage))
         assert one.roster.units() == {"u1", "u2"}
         assert one.others() == 5
         assert {seen.report.gate for _, seen in one.flips} == {"g2"}
         assert len(one.lines) == 1
-        server.do("DEL", names.units_of("a"), names.cells)
-        server.do("SET", names.units_of("a"), "a text where the index was")
+        server.do("DEL", names.gates_of("a"), names.cells)
+        server.do("SET", names.gates_of("a"), "a text where the index was")
         await asyncio.sleep(3 * BEAT_S)
-        server.do("DEL", names.units_of("a"))
+        server.do("DEL", names.gates_of("a"))
         await until(lambda: one.others() == 5)
         assert len(one.lines) == 1
 

@@ -16,7 +16,8 @@ from cellgate.probes.canary import YIELD_S
 from cellgate.proxy.config.settings import Address
 from cellgate.proxy.ingress.reports import readiness
 from cellgate.proxy.redis.link import RedisLink
-from cellgate.proxy.redis.reports import HEARTBEAT_S, Names, Roster
+from cellgate.proxy.redis.reports import HEARTBEAT_S, Names
+from cellgate.proxy.redis.roster import Roster
 from cellgate.proxy.redis.shared_bans import SharedBans
 from cellgate.proxy.redis.sharing import Sharing
 from cellgate.router.board import Flip
@@ -121,7 +122,7 @@ class GatesStage(Stage):
         link = RedisLink(
             self.redis.client,
             name,
-            sharing.reports,
+            sharing.changes,
             roster,
             now=gate.now,
             rng=Random(self._seed),

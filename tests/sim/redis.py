@@ -6,6 +6,7 @@ import asyncio
 import builtins
 from collections import deque
 from collections.abc import Sequence
+from math import inf
 from typing import TYPE_CHECKING, Any, Self, cast
 
 from redis.asyncio.client import PubSub
@@ -30,6 +31,7 @@ class SimRedis:
         self._world = world
         self._documents: dict[str, tuple[bytes, float]] = {}
         self._sets: dict[str, builtins.set[bytes]] = {}
+        self._hashes: dict[str, tuple[dict[bytes, bytes], float]] = {}
 
     def client(self) -> RedisClient:
         """What a gate takes for a Redis."""
@@ -39,6 +41,7 @@ class SimRedis:
         """It comes back empty."""
         self._documents.clear()
         self._sets.clear()
+        self._hashes.clear()
 
     async def trip(self) -> None:
         """One way there and back. Raises redis-py's ConnectionError."""
@@ -86,6 +89,29 @@ class SimRedis:
 
     def delete(self, key: str) -> int:
         return int(self._documents.pop(key, None) is not None)
+
+    def hset(self, key: str, *pairs: str | bytes) -> int:
+        fields = self._hashes.setdefault(key, ({}, inf))[0]
+        names, values = pairs[::2], pairs[1::2]
+        fields |= {str(name).encode(): bytes(value) for name, value in zip(names, values, strict=True)}  # type: ignore[arg-type]
+        return len(names)
+
+    def hdel(self, key: str, *names: str) -> int:
+        fields = self._fields(key)
+        return sum(fields.pop(name.encode(), None) is not None for name in names)
+
+    def hscan(self, key: str, _cursor: int, _count: str, _number: int) -> tuple[int, dict[bytes, bytes]]:
+        return 0, dict(self._fields(key))
+
+    def pexpire(self, key: str, expiry_ms: int) -> int:
+        fields = self._fields(key)
+        if fields:
+            self._hashes[key] = fields, self._world.loop.time() + expiry_ms / 1000.0
+        return bool(fields)
+
+    def _fields(self, key: str) -> dict[bytes, bytes]:
+        fields, expires_at = self._hashes.get(key, ({}, inf))
+        return fields if expires_at > self._world.loop.time() else {}
 
     def publish(self, channel: str, document: bytes) -> int:
         for ear in self.ears:

@@ -29,11 +29,13 @@ from cellgate.proxy.discovery.base import Feed, Found, SourceError
 from cellgate.proxy.discovery.sources import LATER, Endpoint, units_at, weighed
 from cellgate.proxy.http.errors import Failure
 from cellgate.proxy.redis.fleet import FleetRouter
-from cellgate.proxy.redis.reports import Roster, Seen, UnitReport
+from cellgate.proxy.redis.reports import Seen, UnitReport
+from cellgate.proxy.redis.roster import Roster
 from cellgate.proxy.request.body import read_ask
 from cellgate.proxy.request.ports import PickRequest
 from cellgate.router.nouns import Ask, Evidence, Fleet, Outcome, Sign, Strength, Unit, Verdict
 from loadtests.kit.fake_kubernetes import FakeKubernetes, group_pod, pod
+from tests.unit.redis.told import answered
 from tests.wire.client import chat
 from tests.wire.stage import stage
 from tests.wire.unit import STREAM
@@ -361,10 +363,10 @@ async def test_a_request_that_comes_while_all_units_change_their_gate_waits_for_
             for unit in ("u1", "u2")
         ]
         others = [replace(r, gate="other", gate_url=f"http://127.0.0.1:{here.unit.port}") for r in reports]
-        roster.answered({(r.unit, r.gate): Seen(r, 0.0) for r in reports}, plane.now())
+        answered(roster, {(r.unit, r.gate): Seen(r, 0.0) for r in reports}, plane.now())
         router.tick(plane.now())
         await here.until(lambda: len(plane.board.units) == 2 and all(s.is_usable() for s in plane.board))
-        roster.answered({(r.unit, r.gate): Seen(r, 0.0) for r in (*reports, *others)}, plane.now())
+        answered(roster, {(r.unit, r.gate): Seen(r, 0.0) for r in (*reports, *others)}, plane.now())
         ask = read_ask(b'{"model": "tiny", "messages": [], "stream": true}')
         assert isinstance(ask, Ask)
         waiter, dispatcher = Mock(), LocalDispatcher(plane)

@@ -23,15 +23,16 @@ from cellgate.proxy.redis.signing import CLOCK_S, UNSIGNED, Signer
 SLICE = 32
 MEMBERS_MAX, MEMBERS_AT_ONCE, ROWS_A_TURN = 20_000, 1_000, 500
 CELLS_MAX = 1_000
+DOCUMENT_AGE_S = 600.0
+"""A document that is older at first sight is not believed: an idle unit's is written once in four minutes."""
 
 T = TypeVar("T")
 
 
 class IndexEntry(NamedTuple):
-    """An entry of an index: this gate reports this unit of this cell."""
+    """An entry of an index: this gate reports units of this cell."""
 
     cell: str
-    unit: str
     gate: str
 
 
@@ -43,14 +44,18 @@ class RedisCommands:
         self._names = names
         self._signer = signer
 
-    async def put(self, reports: Iterable[UnitReport], expiry_ms: int) -> tuple[int, list[ResponseError]]:
-        """Write these documents. How many there were, and what was refused."""
-        count, refused = 0, list[ResponseError]()
+    async def put(
+        self, gate: str, reports: Iterable[UnitReport], expiry_ms: int
+    ) -> tuple[list[UnitReport], list[ResponseError]]:
+        """Write these documents of a gate. Those that were refused, and why."""
+        refused, why = list[UnitReport](), list[ResponseError]()
         for part in _slices(reports):
-            count += len(part)
-            answers = await self._client.exchange([self._set(report, expiry_ms) for report in part])
-            refused += [answer for answer in answers if isinstance(answer, ResponseError)]
-        return count, refused
+            # Where it takes some of them not, it takes none: each would be made and sent for nothing.
+            answers = [] if why else await self._client.exchange(self._set(gate, part, expiry_ms))
+            why += [answer for answer in answers if isinstance(answer, ResponseError)]
+            if why:
+                refused += part
+        return refused, why
 
     async def publish(self, flips: Iterable[UnitReport], expiry_ms: int) -> None:
         """Write these, and publish them on the channel of flips."""
@@ -59,14 +64,20 @@ class RedisCommands:
             for report in part:
                 flip = self._signer.sign(self._names.flips_of(report.gate), written(report))
                 commands.append(("PUBLISH", self._names.flips, flip))
-                commands.append(self._set(report, expiry_ms))
+                commands += self._set(report.gate, [report], expiry_ms)
             await self._client.exchange(commands)
 
-    async def put_beat(self, gate: str, beat: bytes, expiry_ms: int) -> list[ResponseError]:
-        """Write this gate's heartbeat; what was refused."""
+    async def put_beat(
+        self, gate: str, beat: bytes, expiry_ms: int, documents_ms: int
+    ) -> tuple[bool, list[ResponseError]]:
+        """Write this gate's heartbeat, and have its documents live on. Whether it has any, and what was
+        refused.
+        """
         key = self._names.beat(gate)
-        answers = await self._client.exchange([("SET", key, self._signer.sign(key, beat), "PX", expiry_ms)])
-        return [answer for answer in answers if isinstance(answer, ResponseError)]
+        written = "SET", key, self._signer.sign(key, beat), "PX", expiry_ms
+        lives_on = "PEXPIRE", self._names.units_of(gate), documents_ms
+        answers = await self._client.exchange([written, lives_on])
+        return bool(answers[1]), [answer for answer in answers if isinstance(answer, ResponseError)]
 
     async def get_beats(self, gates: Iterable[str]) -> AsyncIterator[tuple[str, Any, Any]]:
         """The heartbeat of each of these gates, unchecked, and its time to live in milliseconds."""
@@ -84,15 +95,15 @@ class RedisCommands:
         """How many entries the index of each of these cells has."""
         sizes: dict[str, int] = {}
         for part in _slices(cells):
-            answers = await self._client.exchange([("SCARD", self._names.units_of(cell)) for cell in part])
+            answers = await self._client.exchange([("SCARD", self._names.gates_of(cell)) for cell in part])
             sizes |= zip(part, answers, strict=True)
         return sizes
 
     async def index(self, cells: Sequence[str]) -> set[IndexEntry]:
-        """The reporting gates of the units of these cells."""
+        """The gates that report units of these cells."""
         if not cells:
             return set()
-        found = [await self._members_of(self._names.units_of(cell)) for cell in cells]
+        found = [await self._members_of(self._names.gates_of(cell)) for cell in cells]
         rows = zip(cells, found, strict=True)
         members = (member for cell, row in rows for member in _members(cell, row))
         return {member async for member in in_turns(islice(members, MEMBERS_MAX))}
@@ -103,26 +114,35 @@ class RedisCommands:
             commands: list[Command] = []
             for member in part:
                 commands.append(("SADD", self._names.cells, member.cell))
-                commands.append(("SADD", self._names.units_of(member.cell), f"{member.unit}:{member.gate}"))
+                commands.append(("SADD", self._names.gates_of(member.cell), member.gate))
             await self._client.exchange(commands)
 
     async def remove_from_index(self, members: Iterable[IndexEntry]) -> None:
-        """Take these off the index, and remove their documents."""
+        """Take these off the index."""
         for part in _slices(members):
-            commands: list[Command] = []
-            for member in part:
-                entry = f"{member.unit}:{member.gate}"
-                commands.append(("SREM", self._names.units_of(member.cell), entry))
-                commands.append(("DEL", self._names.unit(member.unit, member.gate)))
-            await self._client.exchange(commands)
+            await self._client.exchange(
+                [("SREM", self._names.gates_of(member.cell), member.gate) for member in part]
+            )
 
-    async def get(self, members: Iterable[IndexEntry]) -> AsyncIterator[tuple[IndexEntry, Any, Any]]:
-        """The value of each key, unchecked, and its time to live in milliseconds."""
-        for part in _slices(members):
-            keys = [self._names.unit(member.unit, member.gate) for member in part]
-            answers = await self._client.exchange([(word, key) for key in keys for word in ("GET", "PTTL")])
-            for member, key, found, pttl_ms in zip(part, keys, answers[::2], answers[1::2], strict=True):
-                yield member, *self._checked(key, found, pttl_ms)
+    async def remove_units(self, gate: str, units: Iterable[str]) -> None:
+        """Remove the documents of units that a gate has no more."""
+        for part in _slices(units):
+            await self._client.exchange([("HDEL", self._names.units_of(gate), *part)])
+
+    async def documents(self, gate: str, cursor: int) -> tuple[int, list[tuple[str, bytes]]]:
+        """Some of a gate's documents, from where the last ones ended (0: the first): where they end (0: there
+        are no more), and each with its unit; empty: one that nobody is to believe.
+        """
+        key = self._names.units_of(gate)
+        (answer,) = await self._client.exchange([("HSCAN", key, cursor, "COUNT", SLICE)])
+        if isinstance(answer, Exception):
+            return 0, []
+        found = list[tuple[str, bytes]]()
+        for name, document in answer[1].items():
+            unit = name.decode("latin-1")
+            is_believed = self._signer.believes(self._names.unit(unit, gate), document, age_s=DOCUMENT_AGE_S)
+            found.append((unit, document if is_believed else b""))
+        return int(answer[0]), found
 
     async def publish_bans(self, rows: Iterable[BanWrite], *, publish: bool = True) -> None:
         """Write these bans, or their ends, and publish them on the channel of flips."""
@@ -187,9 +207,14 @@ class RedisCommands:
         """Whether what the channel brought was said by that gate, now."""
         return self._signer.believes(self._names.flips_of(gate), document, once=True)
 
-    def _set(self, report: UnitReport, expiry_ms: int) -> Command:
-        key = self._names.unit(report.unit, report.gate)
-        return "SET", key, self._signer.sign(key, written(report)), "PX", expiry_ms
+    def _set(self, gate: str, reports: Iterable[UnitReport], expiry_ms: int) -> list[Command]:
+        documents = list[str | bytes]()
+        for report in reports:
+            place = self._names.unit(report.unit, gate)
+            documents += report.unit, self._signer.sign(place, written(report))
+        key = self._names.units_of(gate)
+        # A gate that ends before its next heartbeat would leave it for ever.
+        return [("HSET", key, *documents), ("PEXPIRE", key, expiry_ms)]
 
     def _checked(self, key: str, found: Any, pttl_ms: Any, *, age_s: float = CLOCK_S) -> tuple[Any, Any]:
         """A document and its time to live; an empty one in the place of one that nobody is to believe."""
@@ -221,7 +246,4 @@ def _texts(found: Any) -> Iterator[str]:
 
 def _members(cell: str, found: Any) -> Iterator[IndexEntry]:
     """The entries of an index that have the form of one."""
-    for entry in _texts(found):
-        unit, _, gate = entry.partition(":")
-        if unit and gate and ":" not in gate:
-            yield IndexEntry(cell, unit, gate)
+    return (IndexEntry(cell, gate) for gate in _texts(found) if gate and ":" not in gate)

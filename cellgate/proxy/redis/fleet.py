@@ -21,7 +21,8 @@ from cellgate.probes.base import FetchError
 from cellgate.probes.readiness import GATE_EPOCHS, VIA_GATE, via_gate
 from cellgate.proxy.discovery.base import Feed, Found
 from cellgate.proxy.observe.events import Action
-from cellgate.proxy.redis.reports import Roster, Seen, UnitReport
+from cellgate.proxy.redis.reports import Seen, UnitReport
+from cellgate.proxy.redis.roster import Roster
 from cellgate.router.board import Board, Flip
 from cellgate.router.health import is_on
 from cellgate.router.judge import CANARY_SOURCE

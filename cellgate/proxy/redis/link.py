@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
 from enum import Enum
 from functools import partial
@@ -40,15 +40,21 @@ from cellgate.proxy.redis.reports import (
     Beat,
     BeatWriter,
     Names,
-    Roster,
-    RosterKey,
     Seen,
     UnitReport,
     read_report,
 )
+from cellgate.proxy.redis.roster import Roster, RosterKey
 from cellgate.proxy.redis.servers import EXCHANGE_S, RedisClient
 from cellgate.proxy.redis.shared_bans import BanWrite, SharedBans, is_ban, read_ban
-from cellgate.proxy.redis.sharing import GATES_MAX, PrefixSharing, ReportReading, SharedLimits, Sharing
+from cellgate.proxy.redis.sharing import (
+    GATES_MAX,
+    PrefixSharing,
+    ReportReading,
+    SharedLimits,
+    Sharing,
+    UnitChanges,
+)
 from cellgate.proxy.redis.signing import UNSIGNED, Signer, signer_of
 from cellgate.proxy.redis.stored import SharedResponses
 from cellgate.router.board import Board, Flip
@@ -60,7 +66,7 @@ FLIPS_KEPT = 1024
 BAN_BEATS = 8
 """The index of bans is read once in this many heartbeats (2 s); new ones are also published at once."""
 ABSENT_MAX = 240
-"""An entry of an index is removed after its document was missing in this many heartbeats (a minute)."""
+"""A gate is removed from the index after its beat was missing in this many heartbeats (a minute)."""
 INDEX_BEATS = 20
 """The index is read once in so many heartbeats, and whenever its size has changed."""
 FORGET_BEATS = 24
@@ -105,7 +111,7 @@ _LINK_IN_WORDS = {
 
 
 class RedisLink:
-    """`views` gives the reports to publish, `roster` takes those of others. `on_flip` is called for each
+    """`changes` gives what to publish, `roster` takes the reports of others. `on_flip` is called for each
     change of verdict that another gate publishes, `tell` with each log line. `all_cells`: reports of all
     cells are read, and not only of those that this gate reports.
     """
@@ -114,7 +120,7 @@ class RedisLink:
         self,
         connect: Connect,
         gate: str,
-        reports: Callable[[], Iterable[UnitReport]],
+        changes: Callable[[], UnitChanges],
         roster: Roster,
         *,
         now: Callable[[], float],
@@ -132,7 +138,7 @@ class RedisLink:
         self._ban_news: list[BanWrite] = []
         self._connect = connect
         self._gate = gate
-        self._reports = reports
+        self._changes = changes
         self._roster = roster
         self._now = now
         self._rng = rng
@@ -146,8 +152,8 @@ class RedisLink:
         self._flips: list[UnitReport] = []
         self._wake = asyncio.Event()
         self._sessions = 0
-        self._own: set[IndexEntry] = set()
-        self._known: set[IndexEntry] = set()
+        self._own, self._known = set[IndexEntry](), set[IndexEntry]()
+        self._gates = frozenset[str]()  # Those of the index.
         self._tasks: list[asyncio.Task[None]] = []
         self._clients: list[RedisClient] = []
         self.state = LinkState.AWAY
@@ -244,6 +250,8 @@ class RedisLink:
         is_new = True
         while True:
             refused = await self._write(commands)
+            if is_new:
+                await self._clean(commands)
             await self._read(commands)
             self.counts["beats"] += 1
             self.counts["connects"] += is_new
@@ -257,23 +265,46 @@ class RedisLink:
 
     async def _write(self, commands: RedisCommands) -> list[ResponseError]:
         """Write what has changed; returns what was refused."""
-        own: set[IndexEntry] = set()
-        for report in self._reports():
-            own.add(IndexEntry(report.cell, report.unit, report.gate))
-            self._writer.take(report, self._now())
-            if len(own) % SLICE == 0:
-                await asyncio.sleep(0)
-        gone, self._own = self._own - own, own
+        changes, writer = self._changes(), self._writer
+        gone = self._own - (own := {IndexEntry(cell, self._gate) for cell in changes.cells})
+        self._own = own
         if not own and not gone:
             return []
+        await self._take(changes)
         has_prefixes = await self._put_prefixes(commands)
-        beat, due = self._writer.beat(has_prefixes=has_prefixes)
-        count, refused = await commands.put(due, self._document_ms)
-        self.counts["documents_written"] += count - len(refused)
-        refused += await commands.put_beat(self._gate, beat, self._expiry_ms)
+        beat, due = writer.beat(self._now(), has_prefixes=has_prefixes)
+        missing, refused = await commands.put(self._gate, due, self._document_ms)
+        self.counts["documents_written"] += len(due) - len(missing)
+        writer.refused(missing)
+        has_documents, why = await commands.put_beat(self._gate, beat, self._expiry_ms, self._document_ms)
+        refused += why
+        if not has_documents and not refused:
+            # Redis has lost them.
+            writer.restart()
+        if changes.gone:
+            await commands.remove_units(self._gate, changes.gone)
         self.counts["writes_refused"] += len(refused)
         await commands.remove_from_index(gone)
         return refused
+
+    async def _take(self, changes: UnitChanges) -> None:
+        """Have the writer tell it."""
+        for unit in changes.gone:
+            self._writer.leave(unit)
+        for reports, is_due in ((changes.reports, False), (changes.due, True)):
+            for number, report in enumerate(reports, 1):
+                self._writer.take(report, self._now(), is_due=is_due)
+                if number % SLICE == 0:
+                    await asyncio.sleep(0)
+
+    async def _clean(self, commands: RedisCommands) -> None:
+        """Remove documents that this gate has left there: units go while Redis is away, too."""
+        cursor, units = await commands.documents(self._gate, 0)
+        while cursor:
+            cursor, more = await commands.documents(self._gate, cursor)
+            units += more
+        known = self._writer.units()
+        await commands.remove_units(self._gate, [unit for unit, _ in units if unit not in known])
 
     async def _read(self, commands: RedisCommands) -> None:
         """Read the reports of others for the same cells, or for all."""
@@ -281,14 +312,12 @@ class RedisLink:
         sizes = await commands.index_sizes(cells)
         if sizes != self._sizes or self._turn % INDEX_BEATS == 0:
             self._sizes, self._known = sizes, await commands.index(cells)
-            known = list(self._known)
-            self._roster.keep({(member.unit, member.gate) async for member in in_turns(known)})
+            self._gates = frozenset([member.gate async for member in in_turns(self._known)])
         # Restore index entries in a Redis that came back empty, and add new ones.
         await commands.add_to_index(self._own - self._known)
         self._known |= self._own
-        # Entries under this gate's name for units that it no longer has are looked at, and removed when old.
-        beats = await self._reading.read(commands, self._known - self._own)
-        await self._forget_departed(commands, self._known)
+        beats = await self._reading.read(commands, self._gates)
+        await self._forget_departed(commands)
         if self._prefixes is not None:
             await self._get_prefixes(commands, self._prefixes, beats)
         if self._bans is not None and self.counts["beats"] % BAN_BEATS == 0:
@@ -307,8 +336,7 @@ class RedisLink:
     ) -> None:
         """Read the hashes of others: of those whose beat says that there are some, or who have no beat."""
         prefixes.received_beats({gate: beat.number for gate, beat in beats.items()})
-        every = {member.gate async for member in in_turns(list(self._known))}
-        gates = sorted(every - {self._gate})[:GATES_MAX]
+        gates = sorted(self._gates - {self._gate})[:GATES_MAX]
         news = [gate for gate in gates if gate not in beats or beats[gate].has_prefixes]
         async for gate, found in commands.get_prefixes(news):
             taken = prefixes.received(gate, found) if found is not None else 0
@@ -333,20 +361,25 @@ class RedisLink:
     def _take_ban(self, document: Any, left_ms: int | None = None) -> None:
         assert self._bans is not None
         counts = left_ms is None or left_ms > 0
-        received = counts and self._bans.received(document, {member.gate for member in self._known}, left_ms)
+        received = counts and self._bans.received(document, self._gates, left_ms)
         self.counts["bans_heard" if received else "bans_refused"] += 1
 
-    async def _forget_departed(self, commands: RedisCommands, index: set[IndexEntry]) -> None:
+    async def _forget_departed(self, commands: RedisCommands) -> None:
         """Remove old entries: gates come and go under new names, and the index must not grow."""
         absent = self._reading.absent
-        gone = {member async for member in in_turns(list(absent)) if absent[member] >= ABSENT_MAX}
-        await commands.remove_from_index(gone)
-        for member in [each async for each in in_turns(list(absent)) if each in gone or each not in index]:
-            del absent[member]
-            self._known.discard(member)
-        # A fleet router keeps the reports of a gate until the gate itself is gone.
-        if self.counts["beats"] % FORGET_BEATS == 0 and not self._all_cells:
-            self._roster.forget(self._now() - ABSENT_MAX * self._heartbeat_s)
+        if gone := {gate for gate, beats in absent.items() if beats >= ABSENT_MAX}:
+            entries = {member for member in self._known if member.gate in gone}
+            await commands.remove_from_index(entries)
+            self._known -= entries
+            self._gates -= gone
+        for gate in absent.keys() - self._gates:
+            del absent[gate]
+        if self.counts["beats"] % FORGET_BEATS == 0:
+            before = self._now() - ABSENT_MAX * self._heartbeat_s
+            self._roster.forget_verdicts(before)
+            # A fleet router keeps the reports of a gate until the gate itself is gone.
+            if not self._all_cells:
+                self._roster.forget(before)
 
     # -- flips ---------------------------------------------------------------------------------------------
 
@@ -396,7 +429,7 @@ class RedisLink:
             report = None
         # Messages of gates that are not on the index are ignored; their documents are read at the next
         # heartbeat.
-        if report is None or IndexEntry(report.cell, report.unit, report.gate) not in self._known:
+        if report is None or IndexEntry(report.cell, report.gate) not in self._known:
             self.counts["documents_refused"] += 1
         elif self._roster.update((report.unit, report.gate), Seen(report, 0.0), self._now()):
             self._look_for_flip((report.unit, report.gate), Seen(report, 0.0))
@@ -525,7 +558,7 @@ def _link(
     names: Names,
     signer: Signer,
     roster: Roster,
-    reports: Callable[[], Iterable[UnitReport]],
+    changes: Callable[[], UnitChanges],
     on_flip: Callable[[Seen], None],
     *,
     all_cells: bool = False,
@@ -547,7 +580,7 @@ def _link(
     link = RedisLink(
         connect,
         roster.own,
-        reports,
+        changes,
         roster,
         now=plane.now,
         rng=random.Random(),
@@ -586,7 +619,7 @@ def _share(plane: Plane, port: Callable[[], int], gate: str, link_by: Callable[.
         is_stopping=plane.is_stopping,
     )
     prefixes = PrefixSharing(plane.board, roster.own, roster, plane.now)
-    link = link_by(roster, sharing.reports, sharing.received, prefixes=prefixes)
+    link = link_by(roster, sharing.changes, sharing.received, prefixes=prefixes)
 
     def flipped(flip: Flip) -> None:
         report = sharing.report(flip)
@@ -613,4 +646,4 @@ def _route(plane: Plane, feed: Feed, gate: str, link_by: Callable[..., RedisLink
     router = FleetRouter(plane, roster, feed)
     plane.on_flip.append(router.flipped)
     plane.ticker.looks.append(router.tick)
-    return link_by(roster, tuple, router.received, all_cells=True)
+    return link_by(roster, UnitChanges, router.received, all_cells=True)

@@ -2,10 +2,11 @@
 parsing. Pure; docs/redis.md describes it.
 
 1. Reading never raises, whatever is in Redis: invalid fields are ignored one by one.
-2. Clocks are not shared. Ages are as of the writing; its time follows from the time to live of the key.
+2. Clocks are not shared. Ages are as of the writing, which is told by the writer's own clock: what that shows
+   now stands in the gate's heartbeat, and how old that is follows from the time to live of its key.
 3. Of another version only `CORE` fields are read: these never change their meaning.
 
-In this order: `UnitReport`, `BeatWriter`, `Roster`.
+In this order: `UnitReport`, `BeatWriter`, `BeatReader`.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ import math
 import re
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields, replace
+from collections.abc import Set as AbstractSet
+from dataclasses import MISSING, dataclass, field, fields, replace
 from operator import attrgetter
 from typing import Any, NamedTuple, get_args
 
 import orjson
 
 from cellgate.proxy.config.settings import REDIS_PREFIX
-from cellgate.router.cost_model import RemoteLoad
 from cellgate.router.health import is_on
 from cellgate.router.nouns import Case, HoldKind, ServingRole, Strength, Verdict
 from cellgate.router.unit_state import UnitState
@@ -32,7 +33,9 @@ HEARTBEAT_S = 0.25
 EXPIRY_HEARTBEATS = 3
 """A beat expires after this many heartbeats, and a reader waits as long before it counts as missing."""
 DOCUMENT_BEATS = 10
-"""A document is written once in so many heartbeats, in turns; it expires after three times that."""
+"""The document of a unit that changes is written once in so many heartbeats; all of a gate expire after three
+times that without one.
+"""
 DOCUMENT_MAX = 64 * 1024
 
 _REPORT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -55,7 +58,8 @@ class UnitReport:
     not computed yet, of `uncached_tokens` in all;
     `gate_url`: where the gate takes requests for it (empty: nowhere); `stopping`: the gate is stopping;
     `hold`: why its engine stands still on purpose; `role`: what it does for requests; `number`: that of its
-    verdict, which grows with each that the gate has come to (0: not told).
+    verdict, which grows with each that the gate has come to (0: not told); `at_s`: when it was made, by the
+    clock of its gate.
     """
 
     unit: str
@@ -89,6 +93,7 @@ class UnitReport:
     hold: HoldKind | None = None
     role: ServingRole = "both"
     number: int = 0
+    at_s: float | None = None
 
 
 class Names:
@@ -128,17 +133,21 @@ class Names:
         """The key of the document of a refused prompt."""
         return f"{self.prefix}poison:{mark}"
 
-    def units_of(self, cell: str) -> str:
-        """The set of `UNIT:GATE` that have been published of a cell."""
+    def gates_of(self, cell: str) -> str:
+        """The set of gates that report units of a cell."""
         return f"{self.prefix}cell:{cell}"
 
     def acting(self, cell: str) -> str:
         """The key of what gates agree on about a cell: which of them acts, and on what."""
         return f"{self.prefix}acting:{cell}"
 
+    def units_of(self, gate: str) -> str:
+        """The key of a gate's hash of documents, by unit."""
+        return f"{self.prefix}units:{gate}"
+
     def unit(self, unit: str, gate: str) -> str:
-        """The key of a document."""
-        return f"{self.prefix}unit:{unit}:{gate}"
+        """Where a document stands, as signatures have it."""
+        return f"{self.units_of(gate)}:{unit}"
 
 
 class Seen(NamedTuple):
@@ -205,8 +214,7 @@ def report_of(
     stopping: bool = False,
 ) -> UnitReport:
     """The report of a gate on a unit now. `progress_at` is when the gate itself last saw progress (0: never).
-    `ttft_s` and `itl_s` are the recent time to first token and gap between tokens, which are not computed in
-    every heartbeat.
+    `ttft_s`, `itl_s`: recent usual values, which are not computed in every heartbeat.
     """
     case, load, unit = state.case, state.load, state.unit
     return UnitReport(
@@ -241,6 +249,7 @@ def report_of(
         hold=state.hold.kind if state.hold is not None and is_on(state.hold) else None,
         role=unit.role,
         number=number,
+        at_s=round(now, 3),
     )
 
 
@@ -277,7 +286,7 @@ def _share(found: Any) -> float | None:
     return number if number is not None and number <= 1.0 else None
 
 
-def _count(found: Any) -> int | None:
+def read_count(found: Any) -> int | None:
     return found if isinstance(found, int) and _number(found) is not None else None
 
 
@@ -308,7 +317,7 @@ _READ_BY_NAME: Mapping[str, Callable[[Any], Any]] = {
 }
 _READ_BY_TYPE: Mapping[str, Callable[[Any], Any]] = {
     "Verdict": _verdict,
-    "int": _count,
+    "int": read_count,
     "float": _number,
     "str": _text,
     "bool": _flag,
@@ -317,8 +326,8 @@ _READ_BY_TYPE: Mapping[str, Callable[[Any], Any]] = {
     "ServingRole": _role,
 }
 READERS = {
-    field.name: _READ_BY_NAME.get(field.name) or _READ_BY_TYPE[str(field.type).removesuffix(" | None")]
-    for field in fields(UnitReport)
+    each.name: _READ_BY_NAME.get(each.name) or _READ_BY_TYPE[str(each.type).removesuffix(" | None")]
+    for each in fields(UnitReport)
 }
 """What each field of a document is read by; a field that is wrong is none."""
 
@@ -326,9 +335,9 @@ READERS = {
 # The heartbeat of a gate: one small JSON document with what has changed of its units. Pure.
 #
 # 1. A beat is written four times a second, and has all that has changed within the last WINDOW beats. Who
-#    reads it at least that often knows all that the gate knows; one in which nothing changed is 60 bytes.
-# 2. The documents of units are written in turns, each once in DOCUMENT_BEATS. Who is new, or has missed
-#    beats, reads them until each has been written again.
+#    reads it at least that often knows all that the gate knows; one in which nothing changed is 70 bytes.
+# 2. The document of a unit is written within DOCUMENT_BEATS after a change. Who is new, or has missed beats,
+#    reads all of a gate at once, and once more when each has what was missed.
 # 3. A gate that is gone has no beat, and its documents say nothing.
 
 
@@ -340,8 +349,9 @@ LIFE_GRAIN_S = 0.5
 BEAT_MAX = 1024 * 1024
 """Bytes of a beat that are read: 2,000 units of which all is new."""
 
-_AGES = ("life_age_s", "load_age_s")
+_AGES = ("life_age_s", "load_age_s", "at_s")
 _PUBLISHED = tuple(each.name for each in fields(UnitReport) if each.name not in (*_AGES, "gate"))
+_ALL_FIELDS = frozenset((*_PUBLISHED, "gate"))
 _values = attrgetter(*_PUBLISHED)
 _NULLABLE = frozenset(each.name for each in fields(UnitReport) if each.default is None)
 _REPORT_REQUIRED = frozenset(each.name for each in fields(UnitReport) if each.default is MISSING)
@@ -352,102 +362,202 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """The beat `number` of a gate, at reading. `has_prefixes`: its document of cached prompts has news."""
+    """The beat `number` of a gate, at reading. `has_prefixes`: its document of cached prompts has news;
+    `at_s`: what the gate's clock showed.
+    """
 
     gate: str
     number: int
     has_prefixes: bool
     rows: Mapping[str, Row | None]
+    at_s: float | None = None
+
+
+@dataclass(slots=True)
+class _Published:
+    """What was told of one unit: the report that was taken last and when, the progress that was told last,
+    and the beats with which its document was written and is due.
+    """
+
+    report: UnitReport
+    values: tuple[Any, ...]
+    at: float
+    lived_at: float = 0.0
+    written: int = -DOCUMENT_BEATS
+    due: int = 0
 
 
 class BeatWriter:
-    """What one gate has told."""
+    """What one gate has published."""
 
     def __init__(self, gate: str) -> None:
         self._gate = gate
         self._number = 0
-        self._reported: dict[str, tuple[Any, ...]] = {}
-        self._lived_at: dict[str, float] = {}
-        self._recent: deque[dict[str, set[str] | None]] = deque(maxlen=WINDOW)
-        self._documents: set[str] = set()
-        self._reports: dict[str, UnitReport] = {}
-        self._changed: dict[str, set[str] | None] = {}
+        self._published: dict[str, _Published] = {}
+        self._recent: deque[dict[str, AbstractSet[str] | None]] = deque(maxlen=WINDOW)
+        self._changed: dict[str, AbstractSet[str] | None] = {}
+        self._due: dict[int, list[str]] = {}
+        """Whose documents are due with which beat; `due` of the unit decides."""
 
     def restart(self) -> None:
         """Redis may have lost all documents: each is due."""
-        self._documents.clear()
+        for unit, published in self._published.items():
+            self._plan(unit, published, self._number + 1)
 
-    def take(self, report: UnitReport, now: float) -> None:
-        """What this gate reports of one unit in the next beat."""
-        self._reports[report.unit] = report
-        if changed := self._change(report, now):
-            self._changed[report.unit] = changed
+    def units(self) -> Collection[str]:
+        """The units that it has told of."""
+        return self._published.keys()
 
-    def beat(self, *, has_prefixes: bool) -> tuple[bytes, list[UnitReport]]:
+    def take(self, report: UnitReport, now: float, *, is_due: bool = False) -> None:
+        """What this gate reports of one unit in the next beat. `is_due`: its document is, in any case."""
+        unit, coming = report.unit, self._number + 1
+        published = self._published.get(unit)
+        if published is None:
+            published = self._published[unit] = _Published(report, _values(report), now)
+            changed: AbstractSet[str] = _ALL_FIELDS
+            is_due = True
+        else:
+            changed = _changes(published, report)
+            published.report, published.at = report, now
+            is_due = is_due or changed is _ALL_FIELDS
+        if report.life_age_s is not None:
+            lived_at = now - report.life_age_s
+            if changed or lived_at - published.lived_at >= LIFE_GRAIN_S:
+                published.lived_at = lived_at
+                changed = changed | {"life_age_s"}
+        if changed:
+            self._changed[unit] = changed | (self._changed.get(unit) or frozenset())
+        if is_due:
+            self._plan(unit, published, coming)
+        elif changed and not published.due:
+            self._plan(unit, published, max(coming, published.written + DOCUMENT_BEATS))
+
+    def leave(self, unit: str) -> None:
+        """The gate has the unit no more."""
+        if self._published.pop(unit, None) is not None:
+            self._changed[unit] = None
+
+    def refused(self, reports: Collection[UnitReport]) -> None:
+        """Redis did not take these documents: who needs them hears all of them in the next beats, too."""
+        for report in reports:
+            if (published := self._published.get(report.unit)) is not None:
+                self._changed[report.unit] = _ALL_FIELDS
+                self._plan(report.unit, published, self._number + 1)
+
+    def beat(self, now: float, *, has_prefixes: bool) -> tuple[bytes, list[UnitReport]]:
         """The next beat, of all that was taken since the last one, and whose documents are due with it."""
-        reports, self._reports = self._reports, {}
-        gone = self._reported.keys() - reports.keys()
-        for name in gone:
-            del self._reported[name]
-            self._lived_at.pop(name, None)
-        self._recent.append(self._changed | dict.fromkeys(gone))
+        self._recent.append(self._changed)
         self._number, self._changed = self._number + 1, {}
-        rows = {name: _row(reports.get(name), names) for name, names in self._names().items()}
+        rows = {unit: self._row(unit, names, now) for unit, names in self._names().items()}
         message = {
             "v": BEAT_VERSION,
             "gate": self._gate,
             "beat": self._number,
             "prefixes": has_prefixes,
+            "at_s": round(now, 3),
             "units": rows,
         }
-        return orjson.dumps(message), list(self._due(reports))
+        return orjson.dumps(message), list(self._take_due())
 
-    def _due(self, reports: Mapping[str, UnitReport]) -> Iterator[UnitReport]:
-        self._documents &= reports.keys()
-        for turn, (name, report) in enumerate(reports.items()):
-            if (self._number + turn) % DOCUMENT_BEATS == 0 or name not in self._documents:
-                self._documents.add(name)
-                yield report
+    def _plan(self, unit: str, published: _Published, beat: int) -> None:
+        if published.due != beat:
+            published.due = beat
+            self._due.setdefault(beat, []).append(unit)
 
-    def _change(self, report: UnitReport, now: float) -> set[str]:
-        """The fields that differ from what was told of the unit."""
-        values, before = _values(report), self._reported.get(report.unit)
-        self._reported[report.unit] = values
-        changed: set[str] = set()
-        if before is None:
-            changed = {*_PUBLISHED, "gate"}
-        elif before != values:
-            changed = {name for name, old, new in zip(_PUBLISHED, before, values, strict=True) if old != new}
-            if "number" in changed:
-                # Readers may have heard of what was in between, and keep that where nothing is said.
-                changed = {*_PUBLISHED, "gate"}
-        if report.life_age_s is not None:
-            lived_at = now - report.life_age_s
-            if changed or lived_at - self._lived_at.get(report.unit, 0.0) >= LIFE_GRAIN_S:
-                self._lived_at[report.unit] = lived_at
-                changed.add("life_age_s")
-        return changed
+    def _take_due(self) -> Iterator[UnitReport]:
+        for unit in self._due.pop(self._number, ()):
+            published = self._published.get(unit)
+            if published is not None and published.due == self._number:
+                published.due, published.written = 0, self._number
+                yield published.report
 
-    def _names(self) -> dict[str, set[str] | None]:
+    def _names(self) -> dict[str, AbstractSet[str] | None]:
         """What has changed within the window, by unit."""
-        names: dict[str, set[str] | None] = {}
+        names: dict[str, AbstractSet[str] | None] = {}
         for changed in self._recent:
             for unit, found in changed.items():
-                names[unit] = None if found is None else (names.get(unit) or set()) | found
+                before = names.get(unit)
+                names[unit] = found if before is None or found is None else before | found
         return names
+
+    def _row(self, unit: str, names: AbstractSet[str] | None, now: float) -> dict[str, Any] | None:
+        published = self._published.get(unit)
+        if published is None or names is None:
+            return None
+        row = {name: getattr(published.report, name) for name in sorted(names)}
+        if (age_s := row.get("life_age_s")) is not None and now > published.at:
+            row["life_age_s"] = round(age_s + now - published.at, 3)
+        return row
+
+
+def _changes(published: _Published, report: UnitReport) -> AbstractSet[str]:
+    """The fields that differ from what was told of the unit."""
+    values, before = _values(report), published.values
+    if before == values:
+        return frozenset()
+    published.values = values
+    changed = {name for name, old, new in zip(_PUBLISHED, before, values, strict=True) if old != new}
+    # With another verdict readers may have heard of what was in between, and keep that where nothing is said.
+    return _ALL_FIELDS if "number" in changed else changed
+
+
+class _Latest(NamedTuple):
+    """What beats have said of a unit (None: it has gone), when the last of them was written, and by the clock
+    of its gate.
+    """
+
+    row: dict[str, Any] | None
+    at: float
+    at_s: float | None
+
+
+@dataclass(slots=True)
+class MissedBeats:
+    """Of a gate beats were missed: its documents are read at once, and again from the beat `again_at`, when
+    each has what was missed. `is_read`: once; `latest`: what beats have said of units since.
+    """
+
+    again_at: int
+    is_read: bool = False
+    latest: dict[str, _Latest] = field(default_factory=dict)
+
+    def hear(self, beat: Beat, at: float) -> None:
+        """A beat that was written then."""
+        for unit, row in beat.rows.items():
+            before = self.latest.get(unit)
+            known = before.row or {} if before is not None else {}
+            self.latest[unit] = _Latest({**known, **row} if isinstance(row, dict) else None, at, beat.at_s)
+
+    def newest(self, report: UnitReport, at: float) -> tuple[UnitReport, float] | None:
+        """What was said of a unit, by a document that was written then and beats since; None: it has gone."""
+        latest = self.latest.get(report.unit)
+        if latest is None or not _is_later(latest, report, at):
+            return report, at
+        if latest.row is None:
+            return None
+        if (read_count(latest.row.get("number")) or report.number) < report.number:
+            return report, at
+        newer = changed_report(report.gate, report.unit, latest.row, report, max(0.0, latest.at - at))
+        return (report, at) if newer is None else (newer, latest.at)
+
+
+def _is_later(latest: _Latest, report: UnitReport, at: float) -> bool:
+    if latest.at_s is None or report.at_s is None:
+        return latest.at > at
+    return latest.at_s > report.at_s
 
 
 class BeatReader:
-    """What one gate has read of others."""
+    """What one gate has read of others. `behind`: those of which something was missed."""
 
     def __init__(self) -> None:
         self._numbers: dict[str, int] = {}
-        self._behind: dict[str, tuple[int, float]] = {}
-        """Gates of which something was missed: until which beat documents are read, and since when."""
+        self.behind: dict[str, MissedBeats] = {}
 
     def restart(self) -> None:
         """Redis may have been away: beats may have been missed."""
         self._numbers.clear()
+        self.behind.clear()
 
     def knows(self, gate: str) -> bool:
         """Whether a beat of that gate was read."""
@@ -455,28 +565,18 @@ class BeatReader:
 
     def keep(self, gates: set[str]) -> None:
         """Forget all others."""
-        for gate in self._numbers.keys() - gates:
-            del self._numbers[gate]
-            self._behind.pop(gate, None)
+        for known in (self._numbers, self.behind):
+            for gate in known.keys() - gates:
+                del known[gate]
 
-    def misses(self, beat: Beat, at: float) -> bool:
-        """Whether documents of its gate have to be read with this beat, which was written then."""
+    def hear(self, beat: Beat, at: float) -> None:
+        """A beat was read, which was written then."""
         last = self._numbers.get(beat.gate)
         self._numbers[beat.gate] = beat.number
         if last is None or not last <= beat.number <= last + WINDOW:
-            # By then each document was written again, and read after that.
-            self._behind[beat.gate] = beat.number + DOCUMENT_BEATS + WINDOW, at
-        return beat.gate in self._behind
-
-    def whole_since(self, beat: Beat) -> float | None:
-        """When with this beat all documents have been read: since when. None: not so, or not for the first
-        time.
-        """
-        until, since = self._behind.get(beat.gate, (beat.number, 0.0))
-        if beat.number <= until:
-            return None
-        del self._behind[beat.gate]
-        return since
+            self.behind[beat.gate] = MissedBeats(beat.number + DOCUMENT_BEATS)
+        if (behind := self.behind.get(beat.gate)) is not None:
+            behind.hear(beat, at)
 
 
 def read_beat(document: Any, gate: str) -> Beat | None:
@@ -490,14 +590,21 @@ def read_beat(document: Any, gate: str) -> Beat | None:
     number, rows = found.get("beat"), found.get("units")
     if not isinstance(number, int) or not isinstance(rows, dict):
         return None
-    return Beat(gate, number, found.get("prefixes") is True, rows)
+    return Beat(gate, number, found.get("prefixes") is True, rows, _number(found.get("at_s")))
+
+
+def written_at(report: UnitReport, beat: Beat, beat_at: float) -> float:
+    """When a document was written, by a beat of its gate that was written then."""
+    if report.at_s is None or beat.at_s is None:
+        return beat_at
+    return beat_at - (beat.at_s - report.at_s)
 
 
 def changed_report(
     gate: str, unit: str, row: Row, known: UnitReport | None, reported_s: float
 ) -> UnitReport | None:
     """The report of a unit after a change; None when it is not known whole. `reported_s`: how long ago the
-    known one was told. Fields that are invalid are ignored one by one.
+    known one was published. Fields that are invalid are ignored one by one.
     """
     taken = {name: value for name, value in _fields(row) if value is not None or name in _NULLABLE}
     if any(taken.get(name, value) != value for name, value in (("unit", unit), ("gate", gate))):
@@ -516,196 +623,3 @@ def _fields(row: Row) -> Iterator[tuple[str, Any]]:
     for name, value in row.items():
         if (read := READERS.get(name)) is not None:
             yield name, read(value)
-
-
-def _row(report: UnitReport | None, names: set[str] | None) -> dict[str, Any] | None:
-    if report is None or names is None:
-        return None
-    return {name: getattr(report, name) for name in sorted(names)}
-
-
-# Which reports of other gates are still valid, with Redis and without it. Pure.
-#
-# 1. While Redis does not answer, the last reports stay valid, however old.
-# 2. A document may be missing because Redis has just come back empty: it counts as missed only after Redis
-#    has answered for three heartbeats without it.
-# 3. Even then the gate that wrote it is probed: its reports end only if it is not ready either.
-# 4. A verdict comes by several ways (channel, document, beat), which overtake each other. Its number decides,
-#    not the time at which it seems to have been written: an older one changes nothing.
-
-
-RosterKey = tuple[str, str]
-"""(unit, gate)"""
-
-
-class Roster:
-    """The valid reports, by unit and gate. `own` is the reading gate, whose own reports are ignored."""
-
-    def __init__(self, own: str, heartbeat_s: float = HEARTBEAT_S) -> None:
-        self.own = own
-        self._patience_s = EXPIRY_HEARTBEATS * heartbeat_s
-        self._units: dict[str, dict[str, tuple[UnitReport, float]]] = {}
-        """By unit and gate: the report and its time."""
-        self._beat_at: dict[str, float] = {}
-        """By gate: when it last said that what it has told still holds."""
-        self._answering_since: float | None = None
-        self._numbers: dict[RosterKey, int] = {}
-        """Of the newest verdicts that were heard, also of reports that have ended."""
-        self._passed_on: dict[RosterKey, tuple[int, Verdict]] = {}
-        """The verdicts that others here were told of last."""
-
-    def answered(self, seen: Mapping[RosterKey, Seen], now: float) -> list[RosterKey]:
-        """Redis has answered with all reports. Returns those that are new."""
-        if self._answering_since is None:
-            self._answering_since = now
-        return [key for key, one in seen.items() if self.update(key, one, now)]
-
-    def update(self, key: RosterKey, one: Seen, now: float) -> bool:
-        """One report has arrived, in an answer or on the channel. False: it is older than the known one."""
-        unit, gate = key
-        number, at = one.report.number, now - one.age_s
-        newest = self._numbers.get(key, 0)
-        if gate == self.own or number < newest:
-            return False
-        known = self._units.get(unit, {}).get(gate)
-        if known is not None and at < known[1] and number == newest:
-            return False
-        self._set(key, one.report, at)
-        return True
-
-    def is_news(self, key: RosterKey, report: UnitReport) -> bool:
-        """Whether its verdict is one that others here were not told of; it counts as told from now on."""
-        number, verdict = self._passed_on.get(key, (-1, report.verdict))
-        if (report.number, report.verdict) == (number, verdict) or report.number < number:
-            return False
-        self._passed_on[key] = report.number, report.verdict
-        return True
-
-    def keep(self, keys: Collection[RosterKey]) -> None:
-        """Forget the verdicts of all others."""
-        for known in (self._numbers, self._passed_on):
-            for key in [key for key in known if key not in keys]:
-                del known[key]
-
-    def beat(self, gate: str, at: float) -> None:
-        """What the gate has told of its units still held then."""
-        self._beat_at[gate] = max(at, self._beat_at.get(gate, at))
-
-    def change(self, key: RosterKey, row: Row | None, at: float) -> UnitReport | None:
-        """A beat that was written then says what has changed of a unit. Returns the new report; None: it has
-        gone, is not known whole, or was told of later than that.
-        """
-        unit, gate = key
-        known, reported_at = self._units.get(unit, {}).get(gate, (None, at))
-        newest = self._numbers.get(key, 0)
-        number = _count(row.get("number")) if row is not None else None
-        if (number or newest) < newest or (at < reported_at and (number or 0) <= newest):
-            return None
-        report = (
-            changed_report(gate, unit, row, known, max(at - reported_at, 0.0)) if row is not None else None
-        )
-        if report is not None:
-            self._set(key, report, at)
-        elif row is None:
-            self._drop(key)
-        return report
-
-    def drop_older(self, gate: str, before: float) -> None:
-        """The gate has told of all its units since then, and has no others."""
-        for unit, gates in list(self._units.items()):
-            if gate in gates and gates[gate][1] < before:
-                self._drop((unit, gate))
-
-    def silent(self) -> None:
-        """Redis does not answer: keep what is known."""
-        self._answering_since = None
-
-    def missed(self, now: float) -> set[str]:
-        """The gates with overdue reports, which must be probed."""
-        return {gate for _, gate in self._missed_keys(now)}
-
-    def not_ready(self, gates: Collection[str], now: float) -> None:
-        """These missing gates do not answer either, or are not ready: their old reports end."""
-        for key in [key for key in self._missed_keys(now) if key[1] in gates]:
-            self._drop(key)
-
-    def forget(self, before: float) -> None:
-        """Drop reports from before then: their gates have ended, or no longer have the unit."""
-        for unit, gates in list(self._units.items()):
-            for gate in [gate for gate, (_, at) in gates.items() if self._at(gate, at) < before]:
-                self._drop((unit, gate))
-        self._beat_at = {gate: at for gate, at in self._beat_at.items() if at >= before}
-
-    def of(self, unit: str, now: float) -> MergedReport | None:
-        """The combined report of the other gates on a unit."""
-        said = self._units.get(unit, {}).items()
-        return merge_reports([Seen(report, now - self._at(gate, at)) for gate, (report, at) in said])
-
-    def said(self, unit: str, gate: str) -> UnitReport | None:
-        """The report of one other gate on a unit."""
-        found = self._units.get(unit, {}).get(gate)
-        return found[0] if found is not None else None
-
-    def remote_load(self, unit: str, now: float) -> RemoteLoad:
-        """What the other gates report of it. Old reports do not count."""
-        said = self._units.get(unit, {}).items()
-        reports = [report for gate, (report, at) in said if now - self._at(gate, at) <= self._patience_s]
-        return RemoteLoad(
-            sum(report.in_flight for report in reports),
-            sum(min(report.prefilling, report.in_flight) for report in reports),
-            sum(report.uncached_tokens for report in reports),
-            max((report.errors for report in reports), default=0.0),
-            max((report.degraded for report in reports), default=0.0),
-            max((report.itl_s or 0.0 for report in reports), default=0.0),
-            any(report.drained for report in reports),
-        )
-
-    def expires_at(self, now: float) -> float:
-        """When the next report becomes too old for its requests to count; inf: none will."""
-        times = [at + self._patience_s for _, _, at in self.everything()]
-        return min((at for at in times if at >= now), default=math.inf)
-
-    def lived_at(self, unit: str) -> tuple[float, str] | None:
-        """When another gate last saw progress of the unit, and which gate."""
-        said = self._units.get(unit, {}).items()
-        lives = ((at - v.life_age_s, gate) for gate, (v, at) in said if v.life_age_s is not None)
-        return max(lives, default=None)
-
-    def everything(self) -> Iterator[tuple[RosterKey, UnitReport, float]]:
-        """Each valid report, and when its gate last said that it holds."""
-        for unit, gates in self._units.items():
-            for gate, (report, at) in gates.items():
-                yield (unit, gate), report, self._at(gate, at)
-
-    def reported_at(self, unit: str, gate: str) -> float:
-        """When that report was written: its ages are as of then."""
-        return self._units[unit][gate][1]
-
-    def units(self) -> set[str]:
-        """All units that another gate reports."""
-        return set(self._units)
-
-    def gates(self, now: float) -> set[str]:
-        """The gates whose reports are recent."""
-        return {gate for (_, gate), _, at in self.everything() if now - at <= self._patience_s}
-
-    def _missed_keys(self, now: float) -> Iterator[RosterKey]:
-        if self._answering_since is None or now - self._answering_since < self._patience_s:
-            return
-        yield from (key for key, _, at in self.everything() if now - at > self._patience_s)
-
-    def _at(self, gate: str, reported_at: float) -> float:
-        return max(reported_at, self._beat_at.get(gate, reported_at))
-
-    def _set(self, key: RosterKey, report: UnitReport, at: float) -> None:
-        unit, gate = key
-        gates = self._units.setdefault(unit, {})
-        gates[gate] = report, max(at, gates[gate][1]) if gate in gates else at
-        self._numbers[key] = report.number
-
-    def _drop(self, key: RosterKey) -> None:
-        unit, gate = key
-        gates = self._units.get(unit, {})
-        gates.pop(gate, None)
-        if not gates:
-            self._units.pop(unit, None)

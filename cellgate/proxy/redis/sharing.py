@@ -13,7 +13,9 @@ from binascii import Error as Base64Error
 from binascii import a2b_base64
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from itertools import chain, islice
+from math import ceil
 from secrets import token_hex
 from typing import Any, NamedTuple
 
@@ -22,23 +24,23 @@ import orjson
 from cellgate.proxy.admission.limits import LimitLedger, Meter
 from cellgate.proxy.observe.events import Action
 from cellgate.proxy.process.tasks import end_tasks
-from cellgate.proxy.redis.commands import SLICE, IndexEntry, RedisCommands, in_turns
+from cellgate.proxy.redis.commands import SLICE, RedisCommands
 from cellgate.proxy.redis.connect import Connect, Outage, in_words
 from cellgate.proxy.redis.reports import (
-    DOCUMENT_BEATS,
     HEARTBEAT_S,
     Beat,
     BeatReader,
+    MissedBeats,
     Names,
-    Roster,
-    RosterKey,
     Seen,
     UnitReport,
     age_s,
     read_beat,
     read_report,
     report_of,
+    written_at,
 )
+from cellgate.proxy.redis.roster import Roster, RosterKey
 from cellgate.proxy.redis.servers import Command, RedisClient, answered
 from cellgate.router.board import Board, Flip
 from cellgate.router.cost_model import NO_REMOTE_LOAD, RemoteLoad
@@ -46,10 +48,23 @@ from cellgate.router.nouns import Evidence, Sign, Strength, Verdict
 from cellgate.router.prefix import ProvenPrefixes, RemotePrefixes
 from cellgate.router.unit_state import UnitState
 
-BEATS_READ, DOCUMENTS_READ = 256, 4096
-"""So many of other gates are read in one heartbeat at most."""
+BEATS_READ, DOCUMENTS_READ, DOCUMENTS_MAX = 256, 4096, 20_000
+"""So many of other gates are read in one heartbeat at most; and so many documents of one gate in one go."""
 LARGE_BYTES, LOUD_S = 65_536, 10.0
 """Of a gate whose heartbeat is larger than that and says nothing, none is read for so long."""
+
+
+@dataclass(slots=True)
+class _Reading:
+    """All documents of one gate, of which something was missed: those that were read, since when, and where
+    the next ones begin.
+    """
+
+    behind: MissedBeats
+    is_again: bool
+    since: float
+    units: set[str] = field(default_factory=set)
+    cursor: int = 0
 
 
 class ReportReading:
@@ -72,66 +87,49 @@ class ReportReading:
         self._on_report = on_report
         self._beats = BeatReader()
         self._loud: dict[str, float] = {}
-        self._turn = 0
-        self.absent: dict[IndexEntry, int] = {}
-        """For how many looks there was no document at an entry of the index."""
+        self._readings: dict[str, _Reading] = {}
+        self.absent: dict[str, int] = {}
+        """For how many looks a gate of the index had no beat."""
 
     def restart(self) -> None:
         """Redis may have been away."""
         self._beats.restart()
+        self._readings.clear()
 
-    async def read(self, commands: RedisCommands, index: Collection[IndexEntry]) -> Mapping[str, Beat]:
-        """Take over all that is new of these, without those of this gate; returns the beats, by gate."""
-        beats = await self._read_beats(commands, await self._gates(index))
-        behind = {gate for gate, (beat, at) in beats.items() if self._beats.misses(beat, at)}
-        unsaid = self._in_turn(
-            [
-                member
-                async for member in in_turns(index)
-                if member.gate not in beats
-                or member.gate in behind
-                # Its document was refused by a full Redis, or is gone.
-                or self._roster.said(member.unit, member.gate) is None
-            ]
-        )
-        read: dict[RosterKey, tuple[UnitReport, float]] = {}
-        async for member, document, pttl_ms in commands.get(unsaid):
-            key = member.unit, member.gate
-            if (one := self._seen(key, document, pttl_ms, has_beat=member.gate in beats)) is not None:
-                read[key] = one.report, self._now() - one.age_s
-            if document is None:
-                self.absent[member] = self.absent.get(member, 0) + 1
+    async def read(self, commands: RedisCommands, gates: Collection[str]) -> Mapping[str, Beat]:
+        """Take over all that is new of these gates, without this one; returns the beats, by gate."""
+        asked = self._asked(gates)
+        beats = await self._read_beats(commands, asked)
+        for gate in asked:
+            if gate in beats:
+                self.absent.pop(gate, None)
             else:
-                self.absent.pop(member, None)
-        # A document that was read may be older than a message on the channel meanwhile.
-        now = self._now()
-        seen = {key: Seen(report, now - at) for key, (report, at) in read.items()}
-        for key in self._roster.answered(seen, now):
-            self._on_report(key, seen[key])
+                self.absent[gate] = self.absent.get(gate, 0) + 1
+        self._roster.answered(self._now())
+        for beat, at in beats.values():
+            self._beats.hear(beat, at)
+        await self._read_documents(commands, beats)
         for beat, at in beats.values():
             await self._take(beat, at)
         return {gate: beat for gate, (beat, _) in beats.items()}
 
-    async def _gates(self, index: Collection[IndexEntry]) -> set[str]:
-        """The gates that may have a beat. There are more than any fleet has: those first that had one."""
-        gates = {member.gate async for member in in_turns(index)} - {self._roster.own}
-        if len(gates) <= BEATS_READ:
-            return gates
-        return set(sorted(gates, key=lambda gate: (not self._beats.knows(gate), gate))[:BEATS_READ])
-
-    def _in_turn(self, found: list[IndexEntry]) -> list[IndexEntry]:
-        """Whose documents are read now: where there are too many for one beat, the next ones in turn, as they
-        come.
+    def _asked(self, gates: Collection[str]) -> list[str]:
+        """The gates that may have a beat, without those that have said much that was nothing just now. There
+        are more than any fleet has: those first that had one.
         """
-        if len(found) <= DOCUMENTS_READ:
-            return sorted(found)
-        self._turn = (self._turn + DOCUMENTS_READ) % len(found)
-        return [*found[self._turn :], *found[: self._turn]][:DOCUMENTS_READ]
+        now = self._now()
+        self._loud = {gate: until for gate, until in self._loud.items() if until > now}
+        others = [gate for gate in gates if gate != self._roster.own]
+        if len(others) > BEATS_READ:
+            others = sorted(others, key=lambda gate: (not self._beats.knows(gate), gate))[:BEATS_READ]
+        return sorted(gate for gate in others if gate not in self._loud)
 
-    async def _read_beats(self, commands: RedisCommands, gates: set[str]) -> dict[str, tuple[Beat, float]]:
+    async def _read_beats(
+        self, commands: RedisCommands, gates: Iterable[str]
+    ) -> dict[str, tuple[Beat, float]]:
         """The beats of those who have one, and when each was written."""
         found: dict[str, tuple[Beat, float]] = {}
-        async for gate, document, pttl_ms in commands.get_beats(self._quiet(gates)):
+        async for gate, document, pttl_ms in commands.get_beats(gates):
             size = len(document) if isinstance(document, bytes) else 0
             if size > LARGE_BYTES:
                 # One such takes milliseconds.
@@ -148,11 +146,53 @@ class ReportReading:
         self._beats.keep(set(found))
         return found
 
-    def _quiet(self, gates: set[str]) -> list[str]:
-        """Those of these gates that have not said much that was nothing just now."""
-        now = self._now()
-        self._loud = {gate: until for gate, until in self._loud.items() if until > now}
-        return sorted(gates - self._loud.keys())
+    async def _read_documents(self, commands: RedisCommands, beats: Mapping[str, tuple[Beat, float]]) -> None:
+        """Of the gates of which something was missed, some of each in turn."""
+        self._begin(beats)
+        left = DOCUMENTS_READ
+        while left > 0 and self._readings:
+            for gate, reading in list(self._readings.items()):
+                beat, at = beats[gate]
+                reading.cursor, found = await commands.documents(gate, reading.cursor)
+                for unit, document in found:
+                    self._take_document(reading, beat, at, unit, document)
+                left -= max(1, len(found))
+                if not reading.cursor or len(reading.units) > DOCUMENTS_MAX:
+                    self._end(gate, reading)
+
+    def _begin(self, beats: Mapping[str, tuple[Beat, float]]) -> None:
+        for gate in [gate for gate in self._readings if gate not in beats]:
+            del self._readings[gate]
+        for gate, behind in self._beats.behind.items():
+            reading, beat = self._readings.get(gate), beats[gate][0]
+            is_again = beat.number >= behind.again_at
+            if (reading is None or reading.behind is not behind) and (is_again or not behind.is_read):
+                self._readings[gate] = _Reading(behind, is_again, beats[gate][1])
+
+    def _end(self, gate: str, reading: _Reading) -> None:
+        """All documents of a gate were read. Of one that has none Redis may have lost them."""
+        del self._readings[gate]
+        reading.behind.is_read = True
+        if reading.is_again and reading.units and self._beats.behind.get(gate) is reading.behind:
+            del self._beats.behind[gate]
+            self._roster.drop_others(gate, reading.units, reading.since)
+
+    def _take_document(
+        self, reading: _Reading, beat: Beat, beat_at: float, unit: str, document: bytes
+    ) -> None:
+        report = read_report(document)
+        if report is None or (report.unit, report.gate) != (unit, beat.gate):
+            self._counts["documents_refused"] += 1
+            return
+        self._counts["documents_read"] += 1
+        reading.units.add(unit)
+        newest = reading.behind.newest(report, written_at(report, beat, beat_at))
+        if newest is not None:
+            # It may be older than a message on the channel meanwhile.
+            now = self._now()
+            seen = Seen(newest[0], max(0.0, now - newest[1]))
+            if self._roster.update((unit, beat.gate), seen, now):
+                self._on_report((unit, beat.gate), seen)
 
     async def _take(self, beat: Beat, at: float) -> None:
         self._roster.beat(beat.gate, at)
@@ -162,20 +202,6 @@ class ReportReading:
                 self._on_report((unit, beat.gate), Seen(report, self._now() - at))
             if number % SLICE == 0:
                 await asyncio.sleep(0)
-        if (since := self._beats.whole_since(beat)) is not None:
-            self._roster.drop_older(beat.gate, since)
-
-    def _seen(self, key: RosterKey, document: Any, pttl_ms: Any, *, has_beat: bool) -> Seen | None:
-        """The report at a key; None when it is missing or invalid, or of a gate whose beat has ended."""
-        if document is None:
-            return None
-        age = age_s(pttl_ms, self._expiry_s * DOCUMENT_BEATS) if isinstance(pttl_ms, int) else None
-        report = read_report(document) if isinstance(document, bytes) else None
-        if report is None or age is None or (report.unit, report.gate) != key:
-            self._counts["documents_refused"] += 1
-            return None
-        self._counts["documents_read"] += 1
-        return Seen(report, age) if has_beat else None
 
 
 # Hashes of cached prompts that gates share: a JSON document for each gate. docs/redis.md describes it.
@@ -502,6 +528,10 @@ PACE_BEATS = 20
 """A unit's usual pace is computed once in this many heartbeats (5 s). It takes 0.1 ms, so units take
 turns.
 """
+TURN_BEATS, TURNS_MAX = 120, 1000
+"""A unit of which nothing changes is told again once in so many heartbeats (30 s); of a thousand, once in so
+many (four minutes).
+"""
 IDLE_BATCH = 0.01
 """A unit with fewer requests on average keeps its last pace."""
 
@@ -513,6 +543,19 @@ PEERS_LIFE_S = 10.0
 DOUBT_EVERY_S = 1.0
 SHARED_AT_ONCE_S = 1.0
 """Progress this close together comes from canaries that gates sent at the same time."""
+PEERS_NEWS_S = 1.25 * SHARED_AT_ONCE_S
+"""So long what others have told of a unit is compared with what this gate sees of it."""
+
+
+class UnitChanges(NamedTuple):
+    """What a gate publishes with a heartbeat: reports of units that may have changed, those whose documents
+    are due in any case, the units that it has no more, and the cells of all that it has.
+    """
+
+    reports: Iterable[UnitReport] = ()
+    due: Iterable[UnitReport] = ()
+    gone: Collection[str] = ()
+    cells: Collection[str] = ()
 
 
 class Sharing:
@@ -546,20 +589,62 @@ class Sharing:
         self._count = 0
         self._itl_s: dict[str, float | None] = {}
         self._doubted_at: dict[str, float] = {}
+        self._fleet: Mapping[str, UnitState] = {}
+        self._ticked: Mapping[str, UnitState] = {}
+        self._about: tuple[str, bool] | None = None
+        """What was told of the gate itself, with each of its units."""
+        self._places: dict[str, int] = {}
+        self._cells: frozenset[str] = frozenset()
+        self._turns: list[UnitState] = []
+        self._others: dict[str, RemoteLoad] = {}
+        self._lively: dict[str, float] = {}
+        """Units of which others have just told something, and until when that is looked at."""
         self._lives: dict[UnitState, tuple[float, float]] = {}
         """For units whose last progress was seen by others: when this gate saw some, and when they did."""
 
-    def reports(self) -> Iterator[UnitReport]:
-        """The reports to publish now, one for each unit."""
+    def changes(self) -> UnitChanges:
+        """What to publish now."""
         self._beats += 1
-        states = list(self._board)
-        for number, state in enumerate(states):
-            if (self._beats + number) % PACE_BEATS == 0 and state.batch > IDLE_BATCH:
-                self._itl_s[state.unit.name] = state.step_times.gap_s(0.5)
-            yield self._report(state)
-        self._itl_s = {state.unit.name: self._itl_s.get(state.unit.name) for state in states}
-        self._verdicts = {name: reported for name, reported in self._verdicts.items() if name in self._itl_s}
+        gone = self._take_fleet() if self._fleet is not self._board.units else ()
+        about, news = (self._gate_url(), self._is_stopping()), self._board.attention.news()
+        if about != self._about:
+            self._about, news = about, list(self._fleet.values())
+        return UnitChanges(self._reports(news), self._turn(), gone, self._cells)
+
+    def _take_fleet(self) -> set[str]:
+        """The gate has other units now; returns those that it has no more."""
+        before, self._fleet = self._fleet, self._board.units
+        names = self._fleet.keys()
+        self._places = {name: place for place, name in enumerate(names)}
+        self._cells = frozenset(state.unit.cell for state in self._fleet.values())
+        self._turns = []
+        for kept in (self._itl_s, self._verdicts):
+            for name in kept.keys() - names:
+                del kept[name]
         self._lives = {state: lives for state, lives in self._lives.items() if not state.retired}
+        return before.keys() - names
+
+    def _reports(self, news: Iterable[UnitState]) -> Iterator[UnitReport]:
+        """Of the units of which anything may have changed."""
+        for state in news:
+            if state.retired:
+                continue
+            name = state.unit.name
+            if state.batch > IDLE_BATCH and (self._beats + self._places.get(name, 0)) % PACE_BEATS == 0:
+                self._itl_s[name] = state.step_times.gap_s(0.5)
+            yield self._report(state)
+
+    def _turn(self) -> Iterator[UnitReport]:
+        """Of the units whose turn it is, changed or not."""
+        units = len(self._fleet)
+        if not units or self._beats % max(1, TURN_BEATS // units):
+            return
+        if not self._turns:
+            self._turns = list(self._fleet.values())
+        for _ in range(min(ceil(units / TURNS_MAX), len(self._turns))):
+            state = self._turns.pop()
+            if not state.retired:
+                yield self._report(state)
 
     def report(self, flip: Flip) -> UnitReport | None:
         """The report to publish at once for a change of verdict."""
@@ -580,13 +665,24 @@ class Sharing:
 
     def tick(self, now: float) -> dict[str, RemoteLoad]:
         """Apply the progress seen by others. Returns what else they report of units."""
-        others = {}
-        for name in self._roster.units() & self._board.units.keys():
-            if (lived := self._roster.lived_at(name)) is not None:
-                self._take_life(self._board.units[name], *lived)
+        units, others = self._board.units, self._others
+        changed: Collection[str] = self._roster.changed(now)
+        if self._ticked is not units:
+            self._ticked = units
+            others.clear()
+            changed = self._roster.units()
+        for name in changed:
+            self._lively[name] = now + PEERS_NEWS_S
             remote_load = self._roster.remote_load(name, now)
-            if remote_load != NO_REMOTE_LOAD:
+            if name in units and remote_load != NO_REMOTE_LOAD:
                 others[name] = remote_load
+            else:
+                others.pop(name, None)
+        for name, until in list(self._lively.items()):
+            if name in units and (lived := self._roster.lived_at(name)) is not None:
+                self._take_life(units[name], *lived)
+            if now >= until:
+                del self._lively[name]
         return others
 
     def _take_life(self, state: UnitState, lived_at: float, gate: str) -> None:

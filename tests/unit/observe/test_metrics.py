@@ -30,7 +30,9 @@ from cellgate.proxy.observe.exposition import (
     pool_metrics,
 )
 from cellgate.proxy.redis.link import LinkState, RedisLink, redis_metrics
-from cellgate.proxy.redis.reports import Names, Roster, Seen, UnitReport
+from cellgate.proxy.redis.reports import Names, Seen, UnitReport
+from cellgate.proxy.redis.roster import Roster
+from cellgate.proxy.redis.sharing import UnitChanges
 from cellgate.proxy.request.routes import find_route
 from cellgate.router.board import Board, DownCause, Flip
 from cellgate.router.cost_model import RemoteLoad
@@ -292,7 +294,7 @@ def a_link() -> tuple[RedisLink, Roster]:
     link = RedisLink(
         lambda: None,  # type: ignore[arg-type,return-value]
         "me",
-        lambda: (),
+        UnitChanges,
         roster,
         now=lambda: NOW,
         rng=random.Random(1),

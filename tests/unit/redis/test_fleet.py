@@ -20,10 +20,12 @@ from cellgate.proxy.redis.fleet import (
     TimedView,
     found,
 )
-from cellgate.proxy.redis.reports import Roster, Seen, UnitReport
+from cellgate.proxy.redis.reports import Seen, UnitReport
+from cellgate.proxy.redis.roster import Roster
 from cellgate.router import health
 from cellgate.router.board import Board, Consequence, Flip
 from cellgate.router.nouns import Ask, Cell, Evidence, Fleet, HoldKind, Rules, Sign, Strength, Verdict
+from tests.unit.redis.told import answered
 
 A, B = "http://10.0.0.1:8000", "http://10.0.0.2:8000"
 VIEW = UnitReport(
@@ -41,7 +43,7 @@ class ToldFleet:
 
     def tell(self, now: float, *reports: UnitReport, age_s: float = 0.0) -> None:
         """Redis answers with these."""
-        self.roster.answered({(report.unit, report.gate): Seen(report, age_s) for report in reports}, now)
+        answered(self.roster, {(report.unit, report.gate): Seen(report, age_s) for report in reports}, now)
 
     def urls(self, now: float) -> dict[str, str]:
         return {

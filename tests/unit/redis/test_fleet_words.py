@@ -10,10 +10,11 @@ import pytest
 
 from cellgate.proxy.admission.limits import IMPOSSIBLE, Meter, Period
 from cellgate.proxy.config.settings import RedisAccess, Settings
-from cellgate.proxy.redis.commands import IndexEntry, RedisCommands
+from cellgate.proxy.redis.commands import RedisCommands
 from cellgate.proxy.redis.fleet import FleetUnits
 from cellgate.proxy.redis.link import FLIPS_AT_ONCE, FLIPS_PAUSE_S, Pace
-from cellgate.proxy.redis.reports import BeatWriter, Names, Roster, UnitReport, written
+from cellgate.proxy.redis.reports import BeatWriter, Names, UnitReport, written
+from cellgate.proxy.redis.roster import Roster
 from cellgate.proxy.redis.servers import Command
 from cellgate.proxy.redis.sharing import DOUBT_EVERY_S, PEERS_LIFE_S, ReportReading
 from cellgate.proxy.redis.signing import Signer, signer_of
@@ -31,14 +32,13 @@ class Store:
         writer = BeatWriter("evil")
         writer.take(REPORT, NOW)
         beat, unit = NAMES.beat("evil"), NAMES.unit("u", "evil")
-        self._kept = {
-            beat: signer.sign(beat, writer.beat(has_prefixes=False)[0]),
-            unit: signer.sign(unit, written(REPORT)),
-        }
+        self._beat = signer.sign(beat, writer.beat(NOW, has_prefixes=False)[0])
+        self._documents = {b"u": signer.sign(unit, written(REPORT))}
 
     async def exchange(self, commands: Sequence[Command], _limit_s: float = 1.0) -> list[Any]:
-        """Answers to GET and PTTL."""
-        return [self._kept.get(str(key)) if word == "GET" else 700 for word, key in commands]
+        """Answers to GET, PTTL and HSCAN."""
+        answers = {"GET": self._beat, "PTTL": 700, "HSCAN": (0, self._documents)}
+        return [answers[str(word)] for word, *_ in commands]
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_a_router_has_no_unit_of_a_gate_that_has_not_signed(
 
     async def look() -> None:
         for _ in range(60):
-            await reading.read(commands, {IndexEntry("c", "u", "evil")})
+            await reading.read(commands, {"evil"})
 
     asyncio.run(look())
     assert len(FleetUnits(roster).refresh(NOW)) == expected

@@ -24,9 +24,10 @@ from cellgate.proxy.process.listeners import own_url
 from cellgate.proxy.redis.cluster import ClusterClient
 from cellgate.proxy.redis.connect import RedisKind, read_url
 from cellgate.proxy.redis.link import RedisLink
-from cellgate.proxy.redis.reports import Names, Roster
+from cellgate.proxy.redis.reports import Names
+from cellgate.proxy.redis.roster import Roster
 from cellgate.proxy.redis.servers import Command, RedisClient, ServerClient
-from cellgate.proxy.redis.sharing import LIMITS_SLICE, QUIET_BEATS, SharedLimits
+from cellgate.proxy.redis.sharing import LIMITS_SLICE, QUIET_BEATS, SharedLimits, UnitChanges
 from cellgate.router.nouns import Ask, Fleet
 
 
@@ -191,7 +192,9 @@ class Lost:
 def link(connect: Callable[[], RedisClient]) -> RedisLink:
     roster, now, rng = Roster("g1", 0.25), asyncio.get_running_loop().time, random.Random(1)
     done: dict[str, Any] = {"on_flip": lambda _: None, "tell": lambda _: None}
-    return RedisLink(connect, "g1", list, roster, now=now, rng=rng, names=Names(), all_cells=True, **done)
+    return RedisLink(
+        connect, "g1", UnitChanges, roster, now=now, rng=rng, names=Names(), all_cells=True, **done
+    )
 
 
 def limits(connect: Callable[[], RedisClient]) -> SharedLimits:

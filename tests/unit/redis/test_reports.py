@@ -9,24 +9,22 @@ from collections.abc import AsyncIterator, Iterable
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from random import Random
-from typing import Any, cast
+from typing import Any
+from unittest.mock import Mock
 
 import orjson
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cellgate.proxy.redis.commands import IndexEntry, RedisCommands
 from cellgate.proxy.redis.reports import (
     CORE,
     DOCUMENT_BEATS,
     DOCUMENT_MAX,
     LIFE_GRAIN_S,
     WINDOW,
-    BeatReader,
     BeatWriter,
     Names,
-    Roster,
     Seen,
     UnitReport,
     age_s,
@@ -37,6 +35,7 @@ from cellgate.proxy.redis.reports import (
     report_of,
     written,
 )
+from cellgate.proxy.redis.roster import Roster
 from cellgate.proxy.redis.sharing import ReportReading
 from cellgate.router.nouns import Ask, Evidence, Load, Sign, Strength, Unit, Verdict
 from tests.unit.router.fleets import board_up
@@ -115,7 +114,8 @@ def test_of_another_version_only_the_core_is_read_and_of_what_is_too_large_nothi
     assert read_report(large) is None
     assert merge_reports([]) is None
     keys = Names("x:")
-    assert (keys.unit("u1", "g1"), keys.units_of("a")) == ("x:unit:u1:g1", "x:cell:a")
+    assert (keys.units_of("g1"), keys.gates_of("a")) == ("x:units:g1", "x:cell:a")
+    assert keys.unit("u1", "g1") == "x:units:g1:u1"
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ def test_a_desk_is_written_as_it_is() -> None:
 
 # Heartbeats with what has changed: a reader knows all that the writer knows, as long as it misses few.
 
-BEAT_S = 0.25
+BEAT_S, EXPIRY_S = 0.25, 0.75
 
 
 def report(unit: str = "u1", **fields: Any) -> UnitReport:
@@ -181,46 +181,49 @@ class Gates:
 
     def __init__(self, *reports: UnitReport) -> None:
         self.now = 100.0
-        self.writer, self.reader, self.roster = BeatWriter("g1"), BeatReader(), Roster("g2")
+        self.writer, self.roster = BeatWriter("g1"), Roster("g2")
+        self.counts = {"beats_read": 0, "documents_read": 0, "documents_refused": 0}
+        self.reading = ReportReading(self.roster, lambda: self.now, EXPIRY_S, self.counts, lambda *_: None)
         self.reports = {each.unit: each for each in reports}
-        self.documents: dict[str, tuple[UnitReport, float]] = {}
-        self.behind = False
+        self.documents: dict[str, UnitReport] = {}
         self.write()
 
     def write(self, beats: int = 1) -> dict[str, Any]:
         """Beats, and documents beside them; the rows of the last one."""
         for _ in range(beats):
             self.now += BEAT_S
+            for unit in self.writer.units() - self.reports.keys():
+                self.writer.leave(unit)
+                self.documents.pop(unit, None)
             for each in self.reports.values():
-                self.writer.take(each, self.now)
-            self.text, due = self.writer.beat(has_prefixes=False)
-            self.documents |= {each.unit: (each, self.now) for each in due}
+                self.writer.take(replace(each, at_s=self.now), self.now)
+            self.text, due = self.writer.beat(self.now, has_prefixes=False)
+            self.documents |= {each.unit: each for each in due}
         rows: dict[str, Any] = orjson.loads(self.text)["units"]
         return rows
 
-    def read(self) -> bool:
-        """As ReportReading does; whether it is behind."""
-        beat = read_beat(self.text, "g1")
-        assert beat is not None
-        self.behind = self.reader.misses(beat, self.now)
-        if self.behind:
-            for each, at in self.documents.values():
-                self.roster.update((each.unit, "g1"), Seen(each, self.now - at), self.now)
-        self.roster.beat("g1", self.now)
-        for unit, row in beat.rows.items():
-            self.roster.change((unit, "g1"), row, self.now)
-        if (since := self.reader.whole_since(beat)) is not None:
-            self.roster.drop_older("g1", since)
-        return self.behind
+    async def get_beats(self, gates: Iterable[str]) -> AsyncIterator[tuple[str, Any, Any]]:
+        for gate in gates:
+            yield gate, self.text, round(1000 * EXPIRY_S)
+
+    async def documents_of(self, _gate: str, _cursor: int) -> tuple[int, list[tuple[str, bytes]]]:
+        return 0, [(unit, written(each)) for unit, each in self.documents.items()]
+
+    def read(self) -> int:
+        """A look at Redis; how many documents were read."""
+        before = self.counts["documents_read"]
+        commands = Mock(get_beats=self.get_beats, documents=self.documents_of)
+        asyncio.run(self.reading.read(commands, {"g1", "g2"}))
+        return self.counts["documents_read"] - before
 
     def known(self) -> dict[str, UnitReport]:
-        return {unit: said for (unit, _), said, _ in self.roster.everything()}
+        return {unit: replace(said, at_s=None) for (unit, _), said, _ in self.roster.everything()}
 
 
 def test_a_change_is_in_so_many_beats_and_only_the_field_that_changed_by_more_than_its_grain() -> None:
     gates = Gates(*(report(f"u{number}") for number in range(200)))
     assert gates.write(WINDOW) == {}
-    assert len(gates.text) < 70
+    assert len(gates.text) < 85
     gates.reports["u1"] = report("u1", in_flight=3)
     for _ in range(WINDOW):
         assert gates.write() == {"u1": {"in_flight": 3}}
@@ -235,46 +238,87 @@ def test_a_change_is_in_so_many_beats_and_only_the_field_that_changed_by_more_th
     assert LIFE_GRAIN_S < WINDOW * BEAT_S
 
 
-def test_documents_are_written_in_turns_and_all_after_a_new_connection() -> None:
+def test_the_document_of_a_unit_is_written_when_it_changes_and_rarely_as_long_as_it_goes_on_changing() -> (
+    None
+):
     gates = Gates(*(report(f"u{number}") for number in range(20)))
+    assert len(gates.documents) == 20
     counts = []
-    for beat in range(DOCUMENT_BEATS + 1):
-        if beat == DOCUMENT_BEATS:
-            gates.writer.restart()
+    for beat in range(3 * DOCUMENT_BEATS + 1):
+        gates.reports["u1"] = report("u1", in_flight=beat)
+        if beat == DOCUMENT_BEATS // 2:
+            gates.reports["u2"] = report("u2", number=7)
         gates.documents.clear()
         gates.write()
-        counts.append(len(gates.documents))
-    assert counts == [2] * DOCUMENT_BEATS + [20]
+        counts.append(list(gates.documents))
+    assert [beat for beat, units in enumerate(counts) if "u1" in units] == [9, 19, 29]
+    assert [beat for beat, units in enumerate(counts) if "u2" in units] == [5], "a verdict at once"
+    assert sum(map(len, counts)) == 4
+    gates.writer.restart()
+    gates.write()
+    assert len(gates.documents) == 20, "a new connection"
 
 
-def test_who_missed_beats_reads_documents_until_each_was_written_again() -> None:
+def test_who_missed_beats_reads_all_documents_at_once_and_once_more_when_each_has_what_was_missed() -> None:
     """And knows then that a unit is gone."""
     gates = Gates(report("u1"), report("u2"))
-    for _ in range(DOCUMENT_BEATS + WINDOW + 2):
-        gates.write()
-        assert gates.read()
+    read = [gates.read() for _ in range(2 * DOCUMENT_BEATS) if gates.write() is not None]
+    assert read == [2, *[0] * (DOCUMENT_BEATS - 1), 2, *[0] * (DOCUMENT_BEATS - 1)]
     gates.write(WINDOW)
     assert not gates.read()
-    del gates.reports["u2"], gates.documents["u2"]
+    del gates.reports["u2"]
     gates.write(WINDOW + 1)
-    assert gates.read()
+    assert gates.read() == 1
     assert gates.known().keys() == {"u1", "u2"}
-    for _ in range(DOCUMENT_BEATS + WINDOW + 1):
+    for _ in range(DOCUMENT_BEATS):
         gates.write()
         gates.read()
     assert gates.known().keys() == {"u1"}
 
 
+def test_a_redis_that_has_lost_the_documents_of_a_gate_takes_none_of_its_units() -> None:
+    gates = Gates(report("u1"), report("u2"))
+    gates.read()
+    gates.documents.clear()
+    for _ in range(2 * DOCUMENT_BEATS):
+        gates.write()
+        gates.read()
+    assert gates.known().keys() == {"u1", "u2"}
+    gates.writer.restart()
+    gates.write()
+    assert gates.read() == 2
+
+
+def test_a_gate_that_ends_while_something_of_it_was_missed_is_forgotten() -> None:
+    gates = Gates(report("u1"))
+    gates.read()
+    gates.reading.restart()
+    gates.text = b""
+    gates.read()
+    assert gates.known().keys() == {"u1"}
+
+
+def test_what_a_full_redis_did_not_take_is_told_whole() -> None:
+    gates = Gates(report("u1", in_flight=3))
+    gates.documents.clear()
+    gates.read()
+    gates.write(2 * WINDOW)
+    gates.writer.refused([gates.reports["u1"]])
+    gates.reports["u1"] = report("u1", in_flight=4)
+    gates.write()
+    gates.read()
+    assert gates.known() == gates.reports
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_a_reader_knows_what_the_writer_knows(seed: int) -> None:
     rng = Random(seed)
-    gates = Gates(*(report(f"u{number}") for number in range(5)))
+    gates, checked = Gates(*(report(f"u{number}") for number in range(5))), 0
     for _ in range(300):
         for _ in range(rng.randrange(3)):
             unit = f"u{rng.randrange(6)}"
             if rng.random() < 0.05:
                 gates.reports.pop(unit, None)
-                gates.documents.pop(unit, None)
             else:
                 before = gates.reports.get(unit, report(unit))
                 kv_use, in_flight = rng.choice((None, before.kv_use, 0.5)), rng.randrange(4)
@@ -282,8 +326,10 @@ def test_a_reader_knows_what_the_writer_knows(seed: int) -> None:
         # Now and then it stands still for longer than the window.
         gates.write(rng.choice((1, 1, 2, WINDOW, 3 * WINDOW if rng.random() < 0.05 else 1)))
         gates.read()
-        if not gates.behind:
+        if not gates.reading._beats.behind:
+            checked += 1
             assert gates.known() == gates.reports
+    assert checked > 100
 
 
 def test_what_is_no_beat_of_that_gate_is_none_and_what_is_invalid_ignored_field_by_field() -> None:
@@ -310,60 +356,3 @@ def test_a_report_holds_as_long_as_its_gate_has_a_beat() -> None:
     assert roster.lived_at("u1") == (9.0, "g1")
     assert roster.gates(20.5) == {"g1"}
     assert roster.remote_load("u1", 20.8).in_flight == 0
-
-
-# What a gate reads of others beside their heartbeats.
-
-EXPIRY_S = 0.75
-
-
-class OneWriter:
-    """A Redis in which gate g1 has a heartbeat, and documents of its units; g2 reads them."""
-
-    def __init__(self) -> None:
-        self.counts = {"beats_read": 0, "documents_read": 0, "documents_refused": 0}
-        self.roster = Roster("g2")
-        self.reading = ReportReading(self.roster, lambda: 0.0, EXPIRY_S, self.counts, lambda *_: None)
-        self.documents: dict[str, bytes] = {}
-        self._writer = BeatWriter("g1")
-
-    async def get_beats(self, gates: Iterable[str]) -> AsyncIterator[tuple[str, Any, Any]]:
-        for gate in gates:
-            yield gate, self._beat, round(1000 * EXPIRY_S)
-
-    async def get(self, members: Iterable[IndexEntry]) -> AsyncIterator[tuple[IndexEntry, Any, Any]]:
-        for member in members:
-            yield member, self.documents.get(member.unit), round(1000 * EXPIRY_S * DOCUMENT_BEATS)
-
-    def read(self, *index: IndexEntry) -> None:
-        """At the next heartbeat."""
-        for unit in ("u1", "u2"):
-            self._writer.take(UnitReport(unit, "a", "g1", Verdict.UP, f"http://{unit}"), 0.0)
-        self._beat, _ = self._writer.beat(has_prefixes=False)
-        asyncio.run(self._read(index))
-
-    async def _read(self, index: Iterable[IndexEntry]) -> None:
-        await self.reading.read(cast("RedisCommands", self), set(index))
-
-
-def entry(unit: str, gate: str = "g1") -> IndexEntry:
-    return IndexEntry("a", unit, gate)
-
-
-def test_of_a_gate_with_heartbeats_only_the_documents_of_units_that_are_not_known_yet_are_read() -> None:
-    redis = OneWriter()
-    for _ in range(2 * DOCUMENT_BEATS):
-        redis.read(entry("u1"), entry("u2"))
-    assert redis.roster.units() == {"u1", "u2"}
-    redis.counts["documents_read"] = 0
-    for unit in ("u1", "u3"):
-        redis.documents[unit] = written(UnitReport(unit, "a", "g1", Verdict.UP, f"http://{unit}"))
-    redis.read(entry("u1"), entry("u2"))
-    assert redis.counts["documents_read"] == 0
-    redis.read(entry("u1"), entry("u2"), entry("u3"))
-    assert redis.roster.units() == {"u1", "u2", "u3"}
-    # An entry without a document is noted also when its gate has a heartbeat or is the own one.
-    gone, own = entry("u9"), entry("u8", "g2")
-    for _ in range(3):
-        redis.read(entry("u1"), gone, own)
-    assert (redis.reading.absent[gone], redis.reading.absent[own]) == (3, 3)

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 from cellgate.proxy.control.containment import Containment
 from cellgate.proxy.observe.events import EventLog
-from cellgate.proxy.redis.reports import Roster, Seen, UnitReport
+from cellgate.proxy.redis.reports import Seen, UnitReport
+from cellgate.proxy.redis.roster import Roster
 from cellgate.proxy.redis.shared_bans import SharedBans, is_ban, read_ban
 from cellgate.proxy.redis.sharing import (
     BEATS,
@@ -34,6 +35,7 @@ from cellgate.router.nouns import Ask, Evidence, Fleet, Rules, Sign, Strength, U
 from cellgate.router.poison import Ban, Bans
 from cellgate.router.prefix import REPORT_AGAIN_S
 from cellgate.router.unit_state import Lease
+from tests.unit.redis.told import answered
 from tests.unit.router.fleets import board_up, router_over
 
 VIEW = UnitReport("u1", "a", "g2", Verdict.UP, "http://10.0.0.1:8000", 3)
@@ -47,7 +49,9 @@ def test_a_gate_that_died_stops_counting_after_one_expiry_whatever_redis_does() 
     roster = Roster("g1")
     assert roster.expires_at(0.0) == math.inf
     # One's own views are no news.
-    roster.answered(seen_by("g1") | seen_by("g2", in_flight=100) | seen_by("g3", age=0.25, in_flight=5), 10.0)
+    answered(
+        roster, seen_by("g1") | seen_by("g2", in_flight=100) | seen_by("g3", age=0.25, in_flight=5), 10.0
+    )
     assert [roster.remote_load("u1", now).in_flight for now in (10.0, 10.51, 10.75, 10.76)] == [
         105,
         100,
@@ -59,15 +63,15 @@ def test_a_gate_that_died_stops_counting_after_one_expiry_whatever_redis_does() 
 
 def test_a_redis_that_came_back_empty_does_not_empty_the_fleet() -> None:
     roster = Roster("g1")
-    roster.answered(seen_by("g2") | seen_by("g3"), 0.0)
+    answered(roster, seen_by("g2") | seen_by("g3"), 0.0)
     roster.silent()
     assert roster.missed(1000.0) == set()
     assert roster.of("u1", 1000.0) is not None, "while it is gone the last view holds"
     for beat in range(3):
-        roster.answered({}, 60.0 + beat * 0.25)
+        answered(roster, {}, 60.0 + beat * 0.25)
         assert roster.missed(60.0 + beat * 0.25) == set()
     # One gate has published again, of the other there is still nothing: it is asked, and it is well.
-    roster.answered(seen_by("g2"), 60.75)
+    answered(roster, seen_by("g2"), 60.75)
     assert roster.missed(60.75) == {"g3"}
     assert roster.units() == {"u1"}
     roster.not_ready({"g3"}, 60.8)
@@ -77,14 +81,14 @@ def test_a_redis_that_came_back_empty_does_not_empty_the_fleet() -> None:
 
 def test_a_gate_that_is_missed_and_not_ready_takes_its_views_along_and_others_are_forgotten() -> None:
     roster = Roster("g1")
-    roster.answered(seen_by("g2"), 0.0)
+    answered(roster, seen_by("g2"), 0.0)
     roster.not_ready({"g2"}, 0.1)
     assert roster.units() == {"u1"}
-    roster.answered({}, 1.0)
+    answered(roster, {}, 1.0)
     roster.not_ready({"g2"}, 1.0)
     assert roster.units() == set()
     roster = Roster("g1")
-    roster.answered(seen_by("g2"), 0.0)
+    answered(roster, seen_by("g2"), 0.0)
     assert roster.update(("u1", "g3"), Seen(replace(VIEW, gate="g3", in_flight=2), 0.0), 60.0)
     roster.forget(30.0)
     assert [gate for (_, gate), _, _ in roster.everything()] == ["g3"]
@@ -165,9 +169,9 @@ def test_what_was_heard_is_not_told_again_and_small_differences_are_no_news() ->
         gate.sharing.tick(10.0)
         assert state.progress_at == 7.0
         # Its own last sign of life was at 1.
-        assert [report.life_age_s for report in gate.sharing.reports()] == [9.0, 9.0]
+        assert [report.life_age_s for report in gate.sharing.changes().reports] == [9.0, 9.0]
     state.progress_at = 8.5
-    assert next(gate.sharing.reports()).life_age_s == 1.5
+    assert next(iter(gate.sharing.changes().reports)).life_age_s == 1.5
 
 
 def test_others_requests_add_up_and_what_the_worst_gate_has_seen_of_a_unit_is_known() -> None:
@@ -194,10 +198,10 @@ def test_a_gate_tells_of_all_its_units_and_finds_out_the_pace_of_busy_ones_in_tu
         )
         state.batch = 1.0
     for _ in range(PACE_BEATS):
-        reports = list(gate.sharing.reports())
+        reports = list(gate.sharing.changes().reports)
     gate.board.units["u2"].batch = 0.0
     for _ in range(PACE_BEATS):
-        reports = list(gate.sharing.reports())
+        reports = list(gate.sharing.changes().reports)
     told = [(report.unit, report.gate, report.itl_s, report.ttft_s) for report in reports]
     assert told == [("u1", "g1", 0.02, 0.25), ("u2", "g1", 0.02, None)]
     assert asked == {"u1": 2, "u2": 1}

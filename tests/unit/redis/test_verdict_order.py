@@ -4,33 +4,35 @@ order channel, documents and beats come.
 
 from __future__ import annotations
 
+import asyncio
 import heapq
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import replace
 from itertools import count
 from random import Random
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from cellgate.proxy.redis.reports import (
     DOCUMENT_BEATS,
     HEARTBEAT_S,
-    BeatReader,
     BeatWriter,
-    Roster,
-    RosterKey,
     Seen,
     UnitReport,
-    read_beat,
     read_report,
     written,
 )
+from cellgate.proxy.redis.roster import Roster, RosterKey
+from cellgate.proxy.redis.sharing import ReportReading
 from cellgate.router.nouns import Verdict
 
 UNITS = ("u1", "u2")
 LATE_S = 0.6
 """What a message, or an answer of Redis, may take at most."""
 LASTS_S = 2.0
+EXPIRY_S = 0.75
 QUIET_S = (DOCUMENT_BEATS + 8) * HEARTBEAT_S + 2.0 * LATE_S
 """By then each document was written again, and read."""
 
@@ -43,16 +45,19 @@ class World:
         self.now = 100.0
         self._due: list[tuple[float, int, Callable[[], None]]] = []
         self._order = count()
-        self.roster, self.beats = Roster("reader"), BeatReader()
+        self.roster = Roster("reader")
+        self.counts = {"beats_read": 0, "documents_read": 0, "documents_refused": 0}
+        self.reading = ReportReading(self.roster, lambda: self.now, EXPIRY_S, self.counts, self.hear)
         self.wrong: list[str] = []
         self.shown: dict[RosterKey, int] = {}
         self.passed_on: dict[RosterKey, tuple[int, Verdict]] = {}
-        self.documents: dict[RosterKey, tuple[bytes, float]] = {}
+        self.documents: dict[RosterKey, bytes] = {}
         self.latest: dict[RosterKey, UnitReport] = {}
         self.texts: dict[str, tuple[bytes, float]] = {}
         self.ends_at = self.now + LASTS_S
-        for number in range(gates):
-            Writer(self, f"g{number}")
+        self.gates = [f"g{number}" for number in range(gates)]
+        for gate in self.gates:
+            Writer(self, gate)
         self.later(self.rng.uniform(0.0, HEARTBEAT_S), self.read)
 
     def later(self, seconds: float, do: Callable[[], None]) -> None:
@@ -95,30 +100,20 @@ class World:
         beats, documents = dict(self.texts), dict(self.documents)
         self.later(self.late_s(), lambda: self.take(beats, documents))
 
-    def take(
-        self, beats: dict[str, tuple[bytes, float]], documents: dict[RosterKey, tuple[bytes, float]]
-    ) -> None:
-        found = {gate: (read_beat(text, gate), at) for gate, (text, at) in beats.items()}
-        whole = [(beat, at) for beat, at in found.values() if beat is not None]
-        behind = {beat.gate for beat, at in whole if self.beats.misses(beat, at)}
-        seen = {}
-        for key, (document, at) in documents.items():
-            if key[1] in behind or self.roster.said(*key) is None:
-                report = read_report(document)
-                assert report is not None
-                # The time to live is exact to a millisecond, and the way here takes a while.
-                seen[key] = Seen(report, max(0.0, self.now - at - self.late_s()))
-        for key in self.roster.answered(seen, self.now):
-            self.hear(key, seen[key])
-        for beat, at in whole:
-            self.roster.beat(beat.gate, at)
-            for unit, row in beat.rows.items():
-                seems_at = at + self.rng.uniform(-0.002, 0.1)
-                report = self.roster.change((unit, beat.gate), row, min(seems_at, self.now))
-                if report is not None:
-                    self.hear((unit, beat.gate), Seen(report, 0.0))
-            if (since := self.beats.whole_since(beat)) is not None:
-                self.roster.drop_older(beat.gate, since)
+    def take(self, beats: dict[str, tuple[bytes, float]], documents: dict[RosterKey, bytes]) -> None:
+        async def get_beats(gates: Iterable[str]) -> AsyncIterator[tuple[str, Any, Any]]:
+            for gate in gates:
+                if gate in beats:
+                    text, at = beats[gate]
+                    # The time to live is exact to a millisecond, and the way here takes a while.
+                    seems_s = min(0.7, max(0.0, self.now - at - self.rng.uniform(-0.002, 0.1)))
+                    yield gate, text, round(1000 * (EXPIRY_S - seems_s))
+
+        async def documents_of(gate: str, _cursor: int) -> tuple[int, list[tuple[str, bytes]]]:
+            return 0, [(key[0], document) for key, document in documents.items() if key[1] == gate]
+
+        commands = Mock(get_beats=get_beats, documents=documents_of)
+        asyncio.run(self.reading.read(commands, self.gates))
         self.later(HEARTBEAT_S, self.read)
 
 
@@ -135,7 +130,7 @@ class Writer:
 
     def _set(self, report: UnitReport) -> UnitReport:
         self._number += 1
-        report = replace(report, number=self._number)
+        report = replace(report, number=self._number, at_s=self._world.now)
         self._world.latest[report.unit, self._gate] = report
         return report
 
@@ -146,7 +141,7 @@ class Writer:
         key = rng.choice(UNITS), self._gate
         others = [verdict for verdict in Verdict if verdict is not world.latest[key].verdict]
         document = written(self._set(replace(world.latest[key], verdict=rng.choice(others))))
-        world.documents[key] = document, world.now
+        world.documents[key] = document
         if rng.random() > 0.1:
             world.later(world.late_s(), lambda: world.received(document))
         world.later(rng.choice((0.002, 0.01, 0.1, 1.0)) * rng.random(), self.flip)
@@ -155,10 +150,11 @@ class Writer:
         world = self._world
         for unit in UNITS:
             report = world.latest[unit, self._gate]
-            self._beat.take(replace(report, in_flight=world.rng.randrange(3)), world.now)
-        text, due = self._beat.beat(has_prefixes=False)
+            report = replace(report, in_flight=world.rng.randrange(3), at_s=world.now)
+            self._beat.take(report, world.now)
+        text, due = self._beat.beat(world.now, has_prefixes=False)
         for report in due:
-            world.documents[report.unit, self._gate] = written(report), world.now
+            world.documents[report.unit, self._gate] = written(report)
         world.texts[self._gate] = text, world.now
         # Now and then a gate stands still for longer than the readers remember.
         stands_s = 1.5 if world.rng.random() < 0.03 else 0.0

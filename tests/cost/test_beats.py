@@ -1,0 +1,125 @@
+"""What sharing through Redis costs a gate: what changes, and not what is there."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+from statistics import fmean, median
+from typing import Any, cast
+
+from cellgate.proxy.redis.commands import RedisCommands
+from cellgate.proxy.redis.link import RedisLink
+from cellgate.proxy.redis.reports import DOCUMENT_BEATS, Names
+from cellgate.proxy.redis.roster import Roster
+from cellgate.proxy.redis.servers import Command, RedisClient
+from cellgate.proxy.redis.sharing import TURN_BEATS, Sharing
+from cellgate.router.nouns import Ask
+from cellgate.router.unit_state import Lease
+from tests.cost.bench import Bench, counted
+from tests.sim.redis import SimRedis
+
+WORKING = 4
+BEATS = TURN_BEATS
+FIRST = 2 * DOCUMENT_BEATS
+
+
+class Clock:
+    """All that is there of a world."""
+
+    def __init__(self) -> None:
+        self.loop, self.now, self.rng = self, 1e6, random.Random(1)
+
+    def time(self) -> float:
+        return self.now
+
+
+class Gate:
+    """A gate of so many units and its line to Redis, which answers at once."""
+
+    def __init__(self, name: str, units: int, clock: Clock, redis: SimRedis) -> None:
+        self.loop = asyncio.new_event_loop()
+        self.bench, self._clock, self._redis = Bench(self.loop, units), clock, redis
+        self.board = self.bench.plane.board
+        self.board.attention.configure(self.board.units, clock.now)
+        self.roster = Roster(name)
+        self.sharing = Sharing(
+            self.board, name, self.roster, clock.time, self.board.observe, lambda _unit: None
+        )
+        client = cast("RedisClient", self)
+        self.link = RedisLink(
+            lambda: client,
+            name,
+            self.sharing.changes,
+            self.roster,
+            now=clock.time,
+            rng=clock.rng,
+            on_flip=self.sharing.received,
+            tell=lambda _line: None,
+            names=Names(),
+        )
+        self._commands = RedisCommands(client, Names())
+        self.sent = 0
+
+    async def exchange(self, commands: Sequence[Command], _limit_s: float = 1.0) -> list[Any]:
+        self.sent += len(commands)
+        return [self._redis.do(command) for command in commands]
+
+    def beat(self) -> int:
+        """A heartbeat and a tick; its bytecodes."""
+        self.board.attention.tick(self._clock.now)
+        with counted() as counts:
+            self.loop.run_until_complete(self._beat())
+        return counts.total()
+
+    async def _beat(self) -> None:
+        await self.link._write(self._commands)
+        await self.link._read(self._commands)
+        self.board.remote_load = self.sharing.tick(self._clock.now)
+
+    def close(self) -> None:
+        self.bench.close()
+        self.loop.close()
+
+
+def beats(units: int) -> tuple[list[int], float]:
+    """Bytecodes of each heartbeat of one of two gates of so many units, and its commands in each. Both have
+    requests at a few units, and more or fewer of them at each beat.
+    """
+    clock, found, sent = Clock(), list[int](), 0
+    redis = SimRedis(cast("Any", clock))
+    gates = [Gate(name, units, clock, redis) for name in ("g1", "g2")]
+    leases: dict[Gate, list[Lease]] = {gate: [] for gate in gates}
+    for number in range(FIRST + BEATS):
+        clock.now += 0.25
+        if number == FIRST:
+            sent = gates[0].sent
+        for gate in gates:
+            for name in list(gate.board.units)[:WORKING]:
+                gate.board.units[name].progress_at = clock.now - 0.01
+                leases[gate].append(gate.board.open(name, Ask("m", stream=True), clock.now, retry=False))
+            if not number % 2:
+                while leases[gate]:
+                    gate.board.close(leases[gate].pop(), clock.now)
+        gates[1].beat()
+        cost = gates[0].beat()
+        if number >= FIRST:
+            found.append(cost)
+    known, load = len(gates[0].roster.units()), gates[0].board.remote_load
+    assert (known, len(load)) == (units, WORKING)
+    for gate in gates:
+        gate.close()
+    return found, (gates[0].sent - sent) / BEATS
+
+
+def test_a_heartbeat_with_a_thousand_units_costs_what_those_cost_that_work() -> None:
+    (few, few_sent), (many, many_sent) = beats(WORKING), beats(1000)
+    print(
+        f"a heartbeat: {median(few):.0f} and {median(many):.0f} bytecodes, on average {fmean(few):.0f} and "
+        f"{fmean(many):.0f}, at most {max(few)} and {max(many)}; commands {few_sent:.1f} and {many_sent:.1f}"
+    )
+    assert median(many) <= 1.2 * median(few)
+    assert fmean(many) <= 1.2 * fmean(few)
+    assert max(many) <= 2 * max(few)
+    # The document of the unit whose turn it is.
+    assert many_sent <= few_sent + 2

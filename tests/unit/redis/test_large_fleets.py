@@ -1,0 +1,86 @@
+"""In a large fleet a gate looks only at what was said of units: all that changes is told, and in time."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any, cast
+
+import pytest
+
+from cellgate.proxy.redis.reports import WINDOW, UnitReport
+from cellgate.router.attention import SMALL
+from cellgate.router.nouns import Ask, Evidence, Models, Sign, Strength
+from cellgate.router.unit_state import Lease
+from tests.cost.test_beats import Clock, Gate
+from tests.sim.redis import SimRedis
+
+UNITS = SMALL + 6
+FIELDS = ("verdict", "number", "in_flight", "prefilling", "drained", "models", "reason", "epoch", "stopping")
+
+
+class Changing:
+    """A gate whose units change, and one that hears of it."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng, self.clock = Random(seed), Clock()
+        redis = SimRedis(cast("Any", self.clock))
+        self.one, self.other = (Gate(name, UNITS, self.clock, redis) for name in ("g1", "g2"))
+        self.leases: list[Lease] = []
+        self.is_stopping = False
+        self.one.sharing._is_stopping = lambda: self.is_stopping
+
+    def change(self) -> None:
+        """Anything, of any unit."""
+        rng, board, now = self.rng, self.one.board, self.clock.now
+        name = rng.choice(list(board.units))
+        state = board.units[name]
+        word = rng.randrange(6)
+        if word < 2 and state.is_usable():
+            self.leases.append(board.open(name, Ask("m", stream=True), now, retry=False))
+        elif word == 2 and self.leases:
+            board.close(self.leases.pop(rng.randrange(len(self.leases))), now)
+        elif word == 3:
+            board.drain(name, drained=not state.drained)
+        elif word == 4:
+            board.set_models(Models(name, ("m", f"m{rng.randrange(3)}"), now))
+        else:
+            sign, strength = rng.choice([(Sign.BAD, Strength.FATAL), (Sign.GOOD, Strength.STRONG)])
+            epoch = f"e{rng.randrange(3)}" if rng.random() < 0.2 else None
+            board.observe(Evidence(name, sign, strength, "canary", f"at {now}", now, epoch=epoch))
+
+    def beat(self) -> None:
+        """A tick and a heartbeat of each gate, in any order."""
+        self.clock.now += 0.25
+        if self.rng.random() < 0.5:
+            self.one.board.attention.tick(self.clock.now)
+        for gate in self.rng.sample([self.one, self.other], 2):
+            gate.beat()
+
+    def wrong(self) -> list[str]:
+        """Of which units the other gate does not know what this one does."""
+        return [
+            name
+            for name, state in self.one.board.units.items()
+            if _told(self.one.sharing._report(state)) != _told(self.other.roster.said(name, "g1"))
+        ]
+
+
+def _told(report: UnitReport | None) -> list[Any]:
+    return [getattr(report, name) for name in FIELDS] if report is not None else []
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_what_changes_of_any_of_many_units_is_known_at_the_next_heartbeats(seed: int) -> None:
+    world = Changing(seed)
+    for _ in range(3 * WINDOW):
+        world.beat()
+    assert world.wrong() == []
+    for number in range(40):
+        for _ in range(world.rng.randrange(4)):
+            world.change()
+        world.is_stopping = number > 30
+        world.beat()
+        world.beat()
+        assert world.wrong() == []
+    world.one.close()
+    world.other.close()
