@@ -254,15 +254,16 @@ def find_stall(state: UnitState, now: float, rules: Rules) -> Stall | None:
     sighted = now - state.counters_at < COUNTERS_FRESH_S
     cleared_at = state.cleared_at if now - state.cleared_at < CLEARED_S else -CLEARED_S
     counts = state.counters_at > 0.0
-    waiting = sum(
-        _would_show(lease, counts=counts, sighted=sighted)
+    opened = [
+        lease.opened_at
         for lease in state.leases
-        if lease.opened_at > cleared_at
-    )
-    if not waiting:
+        if lease.opened_at > cleared_at and _would_show(lease, counts=counts, sighted=sighted)
+    ]
+    if not opened:
         return None
-    limit_s, silent_s = stall_limit_s(state, rules), still_s(state, now)
-    return Stall(silent_s, limit_s, waiting) if silent_s >= limit_s else None
+    # Where each is refused after a while, none of them has waited for long.
+    limit_s, silent_s = stall_limit_s(state, rules), min(still_s(state, now), now - opened[0])
+    return Stall(silent_s, limit_s, len(opened)) if silent_s >= limit_s else None
 
 
 def find_rank_stall(state: UnitState, now: float, rules: Rules) -> tuple[int, Stall] | None:

@@ -1,6 +1,7 @@
 """The law of equals, by seed: units whose answers are the same function of request and chance stay UP.
 
     .venv/bin/python -m tests.scenarios.equals --seeds 500
+    .venv/bin/python -m tests.scenarios.equals --more --seeds 60
     .venv/bin/python -m tests.scenarios.equals --mirror --seeds 100
 
 A scene has units that are all alike, clients that may know the rules, and one kind of odd answer
@@ -30,7 +31,7 @@ from tests.sim.behaviour import Behaviour
 from tests.sim.client import Manner
 from tests.sim.engine import CANARY
 from tests.sim.http_server import Request
-from tests.sim.odd import BAD, KINDS, OF_MODELS, TIMING, Asked, Kind, Odd
+from tests.sim.odd import BAD, KINDS, MORE, MORE_TIMING, OF_MODELS, TIMING, Asked, Kind, Odd
 
 LASTING_S = 40.0
 UNITS = range(2, 9)
@@ -51,6 +52,7 @@ SUSPECT_S = 2.75
 IDLE_BESIDE = 6
 """A unit stands idle while an equal one has so many requests."""
 BEGINNING = "You are one of the assistants. " * 40
+_EVERY, _TIMING = {**KINDS, **MORE}, {**TIMING, **MORE_TIMING}
 _MARK = re.compile(rb"odd ([01]\.\d+)")
 _LIMIT = re.compile(rb'"max_(?:completion_)?tokens":(\d+)')
 
@@ -107,7 +109,7 @@ class Unit:
             return None
         limit = _LIMIT.search(request.body)
         tokens = int(limit[1]) if limit is not None else 16
-        return KINDS[self._scene.kind](Asked(b'"stream":true' in request.body, tokens, self._rng))
+        return _EVERY[self._scene.kind](Asked(b'"stream":true' in request.body, tokens, self._rng))
 
 
 class Played:
@@ -120,7 +122,7 @@ class Played:
     def __init__(self, scene: Scene, *, mirror: bool = False) -> None:
         self.scene = scene
         # Of odd timing engines without counters show the most.
-        is_blind = scene.kind in TIMING and scene.seed % 2 == 1
+        is_blind = scene.kind in _TIMING and scene.seed % 2 == 1
         self.stage = stage = Stage(scene.seed, scene.units, is_blind=is_blind)
         self.visits: list[Visit] = []
         self.out_s: float | None = None
@@ -203,7 +205,7 @@ class Played:
 
     def problems(self) -> list[str]:
         """What must not be, of a scene of equals."""
-        found = self.shots if self.scene.kind not in TIMING else self._long_shots()
+        found = self.shots if self.scene.kind not in _TIMING else self._long_shots()
         if self.extra > EXTRA_MOST:
             found.append(f"extra load of {self.extra:.1%}")
         refused = Counter(visit.code for visit in self.visits if visit.unit is None and visit.code)
@@ -260,6 +262,11 @@ def check_timing(seed: int) -> tuple[Scene, list[str], float]:
     return check(seed, TIMING)
 
 
+def check_more(seed: int) -> tuple[Scene, list[str], float]:
+    """As `check`, of ordinary answers of newer engines."""
+    return check(seed, MORE)
+
+
 def check(seed: int, kinds: Mapping[str, Kind] = KINDS) -> tuple[Scene, list[str], float]:
     """Play one scene: it, what was wrong (a law of the stage that was broken, too), and the extra load."""
     scene = Scene.draw(seed, sorted(kinds))
@@ -288,9 +295,10 @@ def main() -> int:
     parser.add_argument("--lanes", type=int, default=2)
     parser.add_argument("--mirror", action="store_true")
     parser.add_argument("--timing", action="store_true", help="only answers that come in an odd way")
+    parser.add_argument("--more", action="store_true", help="ordinary answers of newer engines")
     args = parser.parse_args()
     play: Callable[[int], tuple[Scene, list[str], float]] = (
-        check_mirror if args.mirror else check_timing if args.timing else check
+        check_mirror if args.mirror else check_timing if args.timing else check_more if args.more else check
     )
     wrong, figures = 0, []
     with ProcessPoolExecutor(args.lanes) as lanes:

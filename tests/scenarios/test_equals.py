@@ -17,6 +17,8 @@ from tests.sim.behaviour import Behaviour
 
 EQUALS = (4, 73)
 """A line again and again, and nothing at all: to clients, and to canaries as well."""
+MORE = (("a grammar fails", 2), ("thinks in silence", 4))
+"""Whole ones, each refused after 0.8 s: nothing moves, and nobody waits; and 25 s of nothing."""
 WORSE = (0, 1, 2, 3, 6, 7, 9)
 
 
@@ -24,6 +26,11 @@ WORSE = (0, 1, 2, 3, 6, 7, 9)
 def test_equals_are_never_told_apart(seed: int) -> None:
     _, problems, _ = check(seed)
     assert problems == []
+
+
+@pytest.mark.parametrize(("kind", "seed"), MORE)
+def test_equals_are_not_told_apart_by_answers_of_newer_engines(kind: str, seed: int) -> None:
+    assert Played(Scene(seed, kind, 0.0, 3, "one", 0.0, 12, 0.5)).problems() == []
 
 
 @pytest.mark.parametrize("seed", WORSE)

@@ -166,3 +166,59 @@ CUT: Mapping[str, Kind] = {"reset": lambda asked: Odd(status=0, head_s=0.02), "5
 OF_MODELS = ("a word", "a line", "spaces", "empty", "stops", "no text", *GOOD)
 """What a model may say to a canary as well."""
 KINDS: Mapping[str, Kind] = {**GOOD, **BAD, **MOVED, **TIMING}
+
+
+def _paced(times: float, at_once: int = 1) -> Kind:
+    """Tokens that take so many times as long; and come so many at once, as drafts do that were accepted."""
+
+    def make(asked: Asked) -> Odd:
+        odd, made, pieces = _text(_words)(asked), 0, list[tuple[float, bytes, int]]()
+        for pause_s, data, tokens in odd.pieces:
+            pieces.append((pause_s * times if made % at_once == 0 else 0.0, data, tokens))
+            made += tokens
+        return replace(odd, pieces=tuple(pieces))
+
+    return make
+
+
+def _with_logprobs(asked: Asked) -> Odd:
+    """Chunks of 10 kB."""
+    if not asked.stream:
+        return _text(_words)(asked)
+    tops = [{"token": f"t{number}", "logprob": -1.5, "bytes": [116]} for number in range(200)]
+    odd, found = _text(_words)(asked), b'"logprobs":' + orjson.dumps({"content": tops})
+    pieces = tuple((s, d.replace(b'"delta":', found + b',"delta":'), n) for s, d, n in odd.pieces)
+    return replace(odd, pieces=pieces)
+
+
+def _late_refusal(asked: Asked) -> Odd:
+    """A grammar that cannot be compiled."""
+    return replace(_refused(400)(asked), head_s=0.8)
+
+
+def _arguments(asked: Asked) -> Odd:
+    """The arguments of a tool, word by word, and no text."""
+    call = {"index": 0, "id": "call-1", "type": "function", "function": {"name": "f", "arguments": ""}}
+    words = [{"tool_calls": [{"index": 0, "function": {"arguments": word}}]} for word in _words(asked)]
+    return said(asked, [{"tool_calls": [call]}, *(words if asked.stream else [])], "tool_calls")
+
+
+MORE_TIMING: Mapping[str, Kind] = {
+    "drafts": _paced(8.0, at_once=6),
+    "slow steps": _paced(15.0),
+    "an adapter is loaded": lambda asked: replace(_text(_words)(asked), head_s=15.0),
+    "cache hits and misses": lambda asked: replace(
+        _text(_words)(asked), head_s=asked.rng.choice((0.02, 0.5, 2.0, 6.0))
+    ),
+    "thinks in silence": _later(25.0),
+}
+MORE: Mapping[str, Kind] = {
+    **MORE_TIMING,
+    "log probabilities": _with_logprobs,
+    "a grammar fails": _late_refusal,
+    "arguments": _arguments,
+    "a refusal": lambda asked: said(asked, [{"refusal": word} for word in (" I", " can", " not")]),
+    "filtered": lambda asked: said(asked, [{"content": ""}], "content_filter"),
+    "braces": lambda asked: said(asked, [{"content": "{"}, *[{"content": "\n"}] * asked.tokens], "length"),
+}
+"""Ordinary answers of newer engines. Apart, so that the seeds of scenes keep their kinds."""
