@@ -54,9 +54,9 @@ ENDLESS_S = 1.0
 LATER_TIMES, ENDLESS_TIMES, LATER_S = 2.5, 1.5, 0.75
 """Of a pair one may take so many times as long as the other, and at least so long; fewer times where answers
 do not end."""
-CHEAP_ROUNDS, ROUNDS, ENDLESS_ROUNDS = (6, 12), (3, 8), (12, 8)
+CHEAP_ROUNDS, ROUNDS, FAR_ROUNDS, ENDLESS_ROUNDS = (6, 12), (3, 8), (3, 12), (12, 8)
 """Pairs that are asked at once; the last one again and again. Three show most equals. More where a token is
-enough; and where an answer does not end, for each round takes long then."""
+enough, or clients were answered far worse; where an answer does not end, for each round takes long then."""
 ASKED_MAX = 2 * PAIRS_MAX
 """So many pairs are asked at most: those of which one has no answer count for nothing."""
 OTHERS_MAX = 4
@@ -216,7 +216,7 @@ class RefusedWatch:
         sizes = CHEAP_ROUNDS if _tokens(found.what) == _ANY_TOKENS else ROUNDS
         # Four tokens do not end: no equal does that, unless all are slow.
         is_endless = begun.first.is_endless and (found.is_sure or found.is_apart)
-        sizes = ENDLESS_ROUNDS if is_endless else sizes
+        sizes = ENDLESS_ROUNDS if is_endless else FAR_ROUNDS if found.is_far else sizes
         begun.on_credit |= found.is_far or (is_endless and found.what != REPEATS)
         while not comparison.is_over and begun.asked < ASKED_MAX:
             size = sizes[min(begun.rounds, len(sizes) - 1)]
