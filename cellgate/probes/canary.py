@@ -101,7 +101,7 @@ _SERVED = "served"
 """Note: the kinds that the unit has answered."""
 _TURN = "turn"
 """Note: the number of the next kind that is asked for."""
-_FEW = "few"
+_YOUNG_FOR = "young_for"
 """Note: how many more have to be answered."""
 _HUNG = "hung"
 """Note: the kind that ran out of time last, while others were answered."""
@@ -203,9 +203,8 @@ class Canary:
         context.notes[_OUTRUN] = context.notes.get(_OUTRUN, 0) + 1 if is_outrun else 0
         if context.restarted != restarted:
             # Perhaps the process before has answered, in its last moment.
-            judged = _Finding(
-                Sign.NEUTRAL, Strength.WEAK, f"{judged.reason}; but the unit has restarted meanwhile"
-            )
+            reason = f"{judged.reason}; but the unit has restarted meanwhile"
+            judged = _Finding(Sign.NEUTRAL, Strength.WEAK, reason)
         # What it is comes before the evidence: a unit that comes up is known.
         if judged.fingerprint:
             yield Built(context.unit.name, Build(judged.fingerprint), context.now())
@@ -213,9 +212,7 @@ class Canary:
             async for reported in _what_it_is(context):
                 yield reported
         if judged.sign is Sign.GOOD:
-            context.answered_beside(asked_at, waited_s)
-            few: int = YOUNG if is_starting else context.notes.get(_FEW, 0)
-            context.notes[_FEW] = max(0, few - 1)
+            _count_answered(context, asked_at, waited_s)
         name, now = context.unit.name, context.now()
         yield judged.evidence(name, now, is_unseen=is_unseen)
         if is_starting and judged.sign is Sign.GOOD:
@@ -609,8 +606,18 @@ def _may_be_chance(context: ProbeContext) -> bool:
 
 def _is_young(context: ProbeContext) -> bool:
     """Whether so few canaries have been answered that one that is late says little."""
-    few: int = context.notes.get(_FEW, 0)
-    return few > 0
+    return _young_for(context) > 0
+
+
+def _young_for(context: ProbeContext) -> int:
+    count: int = context.notes.get(_YOUNG_FOR, 0)
+    return count
+
+
+def _count_answered(context: ProbeContext, asked_at: float, waited_s: float) -> None:
+    context.answered_beside(asked_at, waited_s)
+    before = YOUNG if context.verdict is Verdict.STARTING else _young_for(context)
+    context.notes[_YOUNG_FOR] = max(0, before - 1)
 
 
 def _timeouts(context: ProbeContext) -> int:

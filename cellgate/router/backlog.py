@@ -91,7 +91,7 @@ class Backlog:
         self.queued_tokens -= tokens
         self.front_since = self._shown_at = now
         if queued:
-            self._begin_next(now)
+            self._begin_next(now, job.sent_at)
         else:
             self.front_tokens = 0
         if not tells:
@@ -109,13 +109,17 @@ class Backlog:
             ),
         )
 
-    def fetch(self, key: Hashable, now: float) -> None:
-        """Another unit computes the prompt of an attempt. It is no prompt ahead of others here, and does not
-        change when the one in front began.
+    def take_as_computed(self, key: Hashable, now: float) -> None:
+        """The prompt of an attempt is not ahead of others any more: another unit computes it, or nobody will
+        see when it is. It does not change when the one in front began.
         """
         if key in self._queued:
-            job = self._leave_queue(key, now)
-            self._decoding[key] = job, now, self._area + self.batch * now, self.computed_tokens
+            self._decode(key, self._leave_queue(key, now), now)
+
+    def open_computed(self, key: Hashable, job: Job, now: float) -> None:
+        """An attempt was sent to the unit, whose prompt is ahead of nobody."""
+        self.open(key, job, now)
+        self.take_as_computed(key, now)
 
     def close(self, key: Hashable, now: float) -> Concurrency:
         """The attempt is over, however it ended. Nothing happens the second time.
@@ -169,12 +173,26 @@ class Backlog:
             self._begin_next(now)
         return job
 
-    def _begin_next(self, now: float) -> None:
-        for job in self._queued.values():
-            self.front_tokens = job.uncached_tokens
-            if job.begins_at > now:
-                self.front_since = job.begins_at
-            break
+    def _begin_next(self, now: float, computed_until: float = 0.0) -> None:
+        """The next prompt is in front. Prompts of plain answers show nothing when they are computed; those
+        that were sent before `computed_until` are, because one that was sent then is, or is due.
+        """
+        queued = self._queued
+        while queued:
+            key, job = next(iter(queued.items()))
+            if job.is_streamed or job.sent_at >= computed_until:
+                self.front_tokens = job.uncached_tokens
+                if job.begins_at > now:
+                    self.front_since = job.begins_at
+                return
+            del queued[key]
+            self.queued_tokens -= job.uncached_tokens
+            self.computed_tokens += job.uncached_tokens
+            self._decode(key, job, now)
+        self.front_tokens = 0
+
+    def _decode(self, key: Hashable, job: Job, now: float) -> None:
+        self._decoding[key] = job, now, self._area + self.batch * now, self.computed_tokens
 
 
 class Abandoned(NamedTuple):
@@ -235,6 +253,7 @@ class Job(NamedTuple):
     answer_tokens: float = 0.0
     shared_blocks: int = 0
     charged: float = 1.0
+    is_streamed: bool = True
 
 
 class Prefilled(NamedTuple):

@@ -45,7 +45,7 @@ from cellgate.router.nouns import (
 )
 from cellgate.router.opinions import REFUSING_SOURCE
 from cellgate.router.outliers import Outlier
-from cellgate.router.pauses import Waits
+from cellgate.router.pauses import LongWaits
 from cellgate.router.prefill_decode import Pairs
 from cellgate.router.prefix import ProvenPrefixes, RemotePrefixes, SharedPrefixes
 from cellgate.router.queue import Pools
@@ -81,7 +81,7 @@ class Board:
         self.awaited: Container[str] = ()
         """The pools for which requests wait."""
         self.ends_known: dict[tuple[str, frozenset[str]], EventEnds] = {}
-        self.waits_known: dict[tuple[str, frozenset[str]], Waits] = {}
+        self.waits_known: dict[tuple[str, frozenset[str]], LongWaits] = {}
         """How the events of streams end, and long waits for a first token, by engine and models."""
         self.pairs = Pairs()
         self.uses = Uses()

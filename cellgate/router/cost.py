@@ -39,6 +39,12 @@ MORE = 0.125
 fill a fast unit beyond its slots.
 """
 
+LONG_DECODE = 4.0
+"""A plain answer whose decoding takes this many times as long as its prompt counts as decoded at once, while
+the prefill rate is a guess: its end tells how it was decoded, and nothing of its prompt, and a queue of such
+would be larger than all that is known of the unit. 2 is too few where prompts are long.
+"""
+
 _COST_TOKENS_MAX = 1e9
 
 
@@ -153,7 +159,8 @@ class FixedCost(NamedTuple):
     `slot_room` the sequences of ours beyond which one
     waits (both infinite where not known); `byte_tokens` are those of a byte of prompt, `sure_tokens_s` is
     `tokens_s`, or infinite while that is a guess, `hidden_tokens` are computed while the latency of a prompt
-    behind them lasts.
+    behind them lasts. `long_answer` is how many tokens a long plain answer has for each uncached one of its
+    prompt (see LONG_DECODE); infinite where the prefill rate is known.
     """
 
     tokens_s: float
@@ -170,6 +177,7 @@ class FixedCost(NamedTuple):
     hidden_tokens: float
     ahead_s: float
     foreign_batch: float
+    long_answer: float
 
 
 class Cost(NamedTuple):
@@ -279,12 +287,13 @@ def terms(
 def price(unit: CostTerms, rates: Rates, *, is_sure: bool) -> FixedCost:
     """The side of totals that changes slowly. `is_sure`: the prefill rate is no guess."""
     ahead_s, foreign = unit.foreign_tokens * unit.token_s + unit.latency_s, unit.foreign_batch
+    # It adds one sequence for itself and for each of the others.
+    step_s = unit.step_s + unit.sequence_s * (2.0 * foreign + 1.0)
     return FixedCost(
         unit.tokens_s,
         unit.token_s,
         ahead_s + unit.error_s + unit.unknown_s + unit.far_s,
-        # It adds one sequence for itself and for each of the others.
-        unit.step_s + unit.sequence_s * (2.0 * foreign + 1.0),
+        step_s,
         2.0 * unit.sequence_s,
         unit.token_s * (1.0 + unit.evict_share) + unit.slowdown_of_others_s * foreign,
         unit.slowdown_of_others_s,
@@ -295,6 +304,7 @@ def price(unit: CostTerms, rates: Rates, *, is_sure: bool) -> FixedCost:
         unit.tokens_s * unit.latency_s,
         ahead_s,
         foreign,
+        inf if is_sure else LONG_DECODE * unit.token_s / step_s,
     )
 
 

@@ -26,7 +26,7 @@ from cellgate.router.cost import (
     price,
     terms,
 )
-from cellgate.router.learning import Errors, Rates
+from cellgate.router.learning import FIRST_ANSWER_TOKENS, Errors, Rates
 from cellgate.router.nouns import Ask, Load
 from cellgate.router.prefix import DEFAULT_KV_TOKENS, Computed, KnownPrefixes, PrefixCache, blocks_for
 
@@ -90,7 +90,7 @@ class CostModel:
         (
             tokens_s, token_s, fixed_s, step_s, sequence_s, uncached_s, slowdown_of_others_s, kv_room,
             slot_room,
-            byte_tokens, sure_tokens_s, hidden, _, _,
+            byte_tokens, sure_tokens_s, hidden, _, _, _,
         ) = self._price  # fmt: skip
         front: QueuedWork | None = None
         backlog = self.backlog
@@ -212,9 +212,13 @@ class CostModel:
                 answer_tokens,
                 shared,
                 charged,
+                ask.stream,
             ),
         )
-        backlog.open(key, job, now)
+        if ask.stream or answer_tokens <= left * price.long_answer or answer_tokens == FIRST_ANSWER_TOKENS:
+            backlog.open(key, job, now)
+        else:
+            backlog.open_computed(key, job, now)
         return job
 
     def show(self, attempt: Attempted, now: float, tells: bool = True) -> Prefilled | None:
@@ -222,14 +226,6 @@ class CostModel:
         if record := attempt.job.record:
             self.prefixes.prove(attempt.ask.blocks, record)
         return self.backlog.show(attempt, now, self._price.foreign_batch, tells)
-
-    def expect_shown(self, attempt: Attempted, now: float) -> None:
-        """The first token of a plain answer is due; whether it was generated is not visible."""
-        self.backlog.show(attempt, now, self._price.foreign_batch, False)
-
-    def expect_fetched(self, attempt: Attempted, now: float) -> None:
-        """Another unit computes the prompt of an attempt."""
-        self.backlog.fetch(attempt, now)
 
     def remove(self, attempt: Attempted, now: float) -> Concurrency:
         """An attempt is over; returns the jobs while it was decoded."""

@@ -3,7 +3,7 @@
 What one unit of a pool has shown is believed of all: they run the same software. So pauses that all have,
 each in its turn (garbage collection, compilation, a shared disk), are nobody's fault after the first.
 
-In this order: `Pauses`, `Longest`, `Waits`.
+In this order: `Pauses`, `Longest`, `LongWaits`.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Longest:
             seen.append((at, length_s))
 
 
-class Waits(Longest):
+class LongWaits(Longest):
     """Waits for a first token of units of one kind; and how often canaries of idle ones were late."""
 
     __slots__ = ("_canaries", "_late_now")

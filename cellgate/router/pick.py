@@ -251,7 +251,7 @@ class Router:
         """
         lease = self.board.open(unit, ask, now, retry=retry, expected=expected, held=len(ask.blocks))
         costs = lease.unit_state.costs
-        costs.expect_fetched(lease, now)
+        costs.backlog.take_as_computed(lease, now)
         lease.split = split._replace(may_wait=not lease.job.had_slot or costs.backlog.queued > 0)
         # What an engine says of its prefix cache does not count blocks that came from elsewhere.
         ttft_s = split.prefill_s + split.transfer_s

@@ -45,7 +45,7 @@ from cellgate.router.nouns import (
     Verdict,
 )
 from cellgate.router.outliers import Outlier, Speed
-from cellgate.router.pauses import OVERTAKEN_MAX_S, STILL_WAITS_MAX_S, Pauses, Waits
+from cellgate.router.pauses import OVERTAKEN_MAX_S, STILL_WAITS_MAX_S, LongWaits, Pauses
 from cellgate.router.prefix import PrefixCache
 
 
@@ -257,7 +257,7 @@ class UnitState(InRotation):
         self.canary_refused = self.waits_inside = ""
         self.ends_known: dict[tuple[str, frozenset[str]], EventEnds] = {}
         """Those of all units, by engine and models: streams of equals have one form."""
-        self.waits_known: dict[tuple[str, frozenset[str]], Waits] = {}
+        self.waits_known: dict[tuple[str, frozenset[str]], LongWaits] = {}
         """Long waits, as those."""
         self.progress_at = self.work_at = self.last_lease_at = 0.0
         self.cool_until = self.full_until = self.batch = self.prefilling = 0.0
@@ -318,12 +318,12 @@ class UnitState(InRotation):
         self.ends_known[self.engine, self._models] = ends
 
     @property
-    def overtaken(self) -> Waits:
+    def overtaken(self) -> LongWaits:
         """How long requests have lately waited for their first token while later ones were answered."""
         like = self.engine, self._models
         if like not in self.waits_known and len(self.waits_known) >= FORMS_KEPT:
             self.waits_known.clear()
-        return self.waits_known.setdefault(like, Waits())
+        return self.waits_known.setdefault(like, LongWaits())
 
     @property
     def in_flight(self) -> int:
@@ -440,7 +440,7 @@ class UnitState(InRotation):
         """Count the prompts of plain answers as computed when they are due, because that is not visible."""
         for lease in self.leases:
             if not (lease.ask.stream or lease.committed) and now >= lease.opened_at + lease.job.ttft_s:
-                self.costs.expect_shown(lease, now)
+                self.costs.backlog.show(lease, now, tells=False)
 
     def lower_limit(self, now: float) -> None:
         """The engine has refused a request as full: lower the limit to its present requests."""

@@ -46,6 +46,7 @@ LOADS: dict[str, Load] = {
     "classify": Single(systems=6, system_tokens=(400, 1500), own_tokens=200, answer_tokens=1, answer_most=1,
                        stream=False),
     "plain": Single(system_tokens=(500, 500), own_tokens=400, answer_tokens=300, stream=False),
+    "plain_short": Single(own_tokens=275, own_median=140, answer_tokens=64, arrivals="waves", stream=False),
     "bursts": Single(system_tokens=(1500, 1500), own_tokens=500, answer_tokens=150, arrivals="bursts"),
     "waves": Single(system_tokens=(800, 800), own_tokens=700, answer_tokens=200, arrivals="waves"),
     "deadlines": Single(systems=20, system_tokens=(500, 4000), own_tokens=1500, own_median=700,

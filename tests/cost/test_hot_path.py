@@ -113,7 +113,7 @@ def giving_ids(bench: Bench) -> Iterator[None]:
 
 
 MEASURES: dict[Callable[[Bench], Cost], float] = {
-    plain: 5980,
+    plain: 5985,
     begun: 5290,
     came_and_left: 8200,
     carried: 131.0,

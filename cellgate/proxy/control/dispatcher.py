@@ -43,7 +43,7 @@ COOL_S = 1.0
 """A unit that answered with an error gets no requests for this long, if there is another."""
 ERRORS_IN_A_ROW = 2
 """After so many errors in a row a canary shows whether a unit takes anything new."""
-SHARED_S = 30.0
+ALSO_OF_OTHERS_S = 30.0
 """What another unit has done so lately is no suspicion of this one."""
 _FAILED_MAX = 64
 _BUSY, _LEFT = Outcome.BUSY, Outcome.CLIENT_LEFT
@@ -55,7 +55,7 @@ _REFUSES_ALL = (FailureKind.UNIT_ERROR, FailureKind.BUSY, FailureKind.FALSE_BUSY
 _ONE_IS_NONE = {FailureKind.UNIT_ERROR: Strength.WEAK, FailureKind.CLOSED_EARLY: None}
 """Strong evidence only one after the other; and what one is alone. When a connection is closed a restart
 is suspected already, and a canary is sent."""
-_BY_CHANCE = (
+_EQUALS_FAIL_SO = (
     FailureKind.CLOSED_EARLY,
     FailureKind.GARBAGE,
     FailureKind.UNIT_ERROR,
@@ -351,7 +351,11 @@ class LocalDispatcher:
             is_later = lease.opened_at >= state.last_error_at
             has_only_errors = state.has_only_errors(now)
             strength = Strength.STRONG if has_only_errors and is_later else _ONE_IS_NONE[failure.kind]
-        if failure.kind in _BY_CHANCE and self._is_shared(lease, failure.kind, now) and strength is not None:
+        if (
+            failure.kind in _EQUALS_FAIL_SO
+            and self._is_shared(lease, failure.kind, now)
+            and strength is not None
+        ):
             # Nobody is suspected for what others do as well: its canary alone decides.
             self._plane.prober.look_now(lease.unit, Canary.name)
             strength = None
@@ -364,7 +368,7 @@ class LocalDispatcher:
         failed.pop(lease.unit, None)
         is_shared = False
         for name, at in reversed(failed.items()):
-            if now - at > SHARED_S:
+            if now - at > ALSO_OF_OTHERS_S:
                 break
             peer = self._board.units.get(name)
             if peer is not None and peer.serves_model(lease.ask.model):

@@ -302,11 +302,28 @@ def test_a_latency_is_no_work_and_passes_while_others_are_computed() -> None:
     assert [done.follows for done in shown if done] == [False, True, False]
 
 
+def test_an_answer_that_comes_whole_shows_that_prompts_before_its_own_are_computed() -> None:
+    backlog = Backlog()
+    plain, streamed = Job(1000, 0, is_streamed=False), Job(1000, 0)
+    for number, job in enumerate((plain, plain, streamed, plain, plain)):
+        at = 10.0 + number
+        backlog.open(number, job._replace(sent_at=at, begins_at=at), at)
+    backlog.show(1, 20.0, tells=False)
+    assert backlog.queued_tokens == 3000, "those behind it are not"
+    backlog.show(4, 21.0, tells=False)
+    assert backlog.queued_tokens == 2000, "what is streamed shows it, and so does what comes behind that"
+    backlog.show(2, 22.0)
+    assert (backlog.queued_tokens, backlog.front_since) == (1000, 22.0)
+    for number in range(5):
+        backlog.close(number, 23.0)
+    assert (backlog.batch, backlog.queued_tokens, backlog.front_tokens) == (0, 0, 0)
+
+
 def test_what_is_there_counts_for_as_long_as_it_is_there_and_what_was_written_fades() -> None:
     backlog = Backlog()
     backlog.open("a", Job(1000, 1100, sent_at=10.0, begins_at=10.0), 10.0)
     backlog.open("b", Job(1, 500, sent_at=11.5, begins_at=11.5), 11.5)
-    backlog.fetch("b", 11.5)
+    backlog.take_as_computed("b", 11.5)
     assert (backlog.batch, backlog.queued, backlog.queued_tokens, backlog.kv_tokens) == (2, 1, 1000, 1600)
     done = backlog.show("a", 12.0)
     assert done is not None

@@ -15,7 +15,7 @@ import pytest
 from cellgate.proxy.control.explain import dry_run
 from cellgate.router.adapters import EVICT_SHARE, LOAD_S, Adapters
 from cellgate.router.board import Board
-from cellgate.router.cost import AGAINST_PEERS, Slots
+from cellgate.router.cost import AGAINST_PEERS, Expected, Slots
 from cellgate.router.cost_model import SURE, Usage
 from cellgate.router.learning import MODELS_MAX, AnswerLengths
 from cellgate.router.nouns import (
@@ -373,6 +373,27 @@ def test_plain_answers_teach_steps_as_long_as_no_stream_does_and_few_tokens_teac
         assert c.costs.last_plain is None
     assert not c.costs.rates.steps.seen
     assert not c.costs.rates.plain_tokens_s.seen
+
+
+def test_long_plain_answers_are_no_queue_of_prompts_while_nobody_knows_how_fast_these_are_computed() -> None:
+    router = unknown(unit("a"), unit("b"))
+    _, b = router.board.units.values()
+    for name in ("a", "b"):
+        plain_answers(router, name, took_s=10.0, tokens=1000)
+    ask, now = Ask("m", False, 1000, prompt_bytes=4000), NOW + 1000.0
+
+    def queued_at(name: str, ask: Ask, answer_tokens: float) -> int:
+        backlog = router.board.units[name].costs.backlog
+        before = backlog.queued
+        router.board.open(name, ask, now, retry=False, expected=Expected(answer_tokens))
+        return backlog.queued - before
+
+    assert queued_at("a", ask, 1000.0) == 0
+    assert queued_at("a", ask, 1.0) == 1, "a queue of prompts is all that a unit of embeddings has"
+    assert queued_at("a", ask._replace(stream=True), 1000.0) == 1
+    b.costs.rates.followed = SURE
+    router.board.update_costs(now)
+    assert queued_at("b", ask, 1000.0) == 1
 
 
 def test_no_unit_of_another_cell_is_tried_nor_one_that_cannot_make_a_deadline() -> None:
