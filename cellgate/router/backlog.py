@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Hashable, Iterable
+from math import inf
 from typing import NamedTuple
 
 _new = tuple.__new__
@@ -219,6 +220,11 @@ class Unread:
         """The client of a prompt that has shown nothing has left."""
         if prompt.opened_at >= self.until:
             self.abandoned.append(prompt)
+
+    @property
+    def since(self) -> float:
+        """When the first of them was sent that the unit has not read; inf: there is none."""
+        return next((prompt.opened_at for prompt in self.abandoned if prompt.opened_at >= self.until), inf)
 
     def left(self, now: float, for_s: float) -> Iterable[Abandoned]:
         """Those that were left no longer ago than that, and may have yet to be read."""

@@ -261,8 +261,9 @@ def find_stall(state: UnitState, now: float, rules: Rules) -> Stall | None:
     ]
     if not opened:
         return None
-    # Where each is refused after a while, none of them has waited for long.
-    limit_s, silent_s = stall_limit_s(state, rules), min(still_s(state, now), now - opened[0])
+    # Where each is refused after a while, none has waited for long; but those have whose clients left.
+    waited_s = now - min(opened[0], state.unread.since)
+    limit_s, silent_s = stall_limit_s(state, rules), min(still_s(state, now), waited_s)
     return Stall(silent_s, limit_s, len(opened)) if silent_s >= limit_s else None
 
 

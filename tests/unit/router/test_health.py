@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cellgate.router.backlog import Abandoned
 from cellgate.router.board import Board, Consequence
 from cellgate.router.health import (
     CLEARED_S,
@@ -97,6 +98,21 @@ def test_what_no_client_reads_and_what_has_been_taken_away_proves_nothing(mark: 
     found = find_stall(state, NOW + 30.0, RULES)
     assert found is not None
     assert found.waiting == 1
+
+
+def test_clients_that_leave_before_the_limit_do_not_hide_a_stall_and_refused_ones_do_not_make_one() -> None:
+    for outcome in ("left", "refused"):
+        state, lease, made = working(sighted=True)
+        for number in range(1, 8):
+            at = NOW + 0.6 * number
+            following = made.open("a", STREAM, at, retry=False)
+            if outcome == "left":
+                state.unread.leave(Abandoned(lease.opened_at, at, "", 1.0))
+            made.close(lease, at)
+            lease = following
+        made.report(Load("a", NOW + 4.5, running=1, progress=7.0, sighted=True))
+        found = find_stall(state, NOW + 4.5, RULES)
+        assert (found is not None) is (outcome == "left")
 
 
 def test_requests_that_a_unit_has_lost_are_held_against_it_once() -> None:
