@@ -613,7 +613,8 @@ class Sharing:
 
     def _take_fleet(self) -> set[str]:
         """The gate has other units now; returns those that it has no more."""
-        before, self._fleet = self._fleet, self._board.units
+        # The board has changed those of before in place.
+        before, self._fleet = self._places.keys(), self._board.units
         names = self._fleet.keys()
         self._places = {name: place for place, name in enumerate(names)}
         self._cells = frozenset(state.unit.cell for state in self._fleet.values())
@@ -622,7 +623,7 @@ class Sharing:
             for name in kept.keys() - names:
                 del kept[name]
         self._lives = {state: lives for state, lives in self._lives.items() if not state.retired}
-        return before.keys() - names
+        return before - names
 
     def _reports(self, news: Iterable[UnitState]) -> Iterator[UnitReport]:
         """Of the units of which anything may have changed."""

@@ -207,6 +207,17 @@ def test_a_gate_tells_of_all_its_units_and_finds_out_the_pace_of_busy_ones_in_tu
     assert asked == {"u1": 2, "u2": 1}
 
 
+def test_what_a_gate_has_no_more_is_told_whenever_others_come_for_it() -> None:
+    gate = Gate()
+    assert not gate.sharing.changes().gone
+    [first, second] = [state.unit for state in gate.board]
+    gate.board.configure(Fleet(units=(second, replace(second, name="u3"))), 1.0)
+    assert set(gate.sharing.changes().gone) == {first.name}
+    gate.board.configure(Fleet(units=(first,)), 2.0)
+    gate.board.configure(Fleet(units=(first, second)), 3.0)
+    assert set(gate.sharing.changes().gone) == {"u3"}
+
+
 # What gates tell each other of prefix caches: what counts, what changes nothing, and what it is good for.
 
 NOW = 1000.0
