@@ -13,9 +13,10 @@ import itertools
 import random
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from statistics import fmean, median
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
@@ -194,3 +195,13 @@ class Cost(NamedTuple):
     def __str__(self) -> str:
         dearest = self.counts.most_common(12)
         return "\n".join(f"{n / self.times:8.1f}  {code.co_qualname}" for code, n in dearest)
+
+
+def costs_what_works(what: str, few: Sequence[int], many: Sequence[int]) -> None:
+    """Assert that with many units of which few work it costs what it costs with those few alone."""
+    print(
+        f"{what}: {median(few):.0f} and {median(many):.0f} bytecodes; on average {fmean(few):.0f} and "
+        f"{fmean(many):.0f}; at most {max(few)} and {max(many)}"
+    )
+    assert median(many) <= 1.2 * median(few)
+    assert fmean(many) <= 1.2 * fmean(few)
