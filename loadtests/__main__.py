@@ -10,7 +10,9 @@ from pathlib import Path
 HERE = Path(__file__).parent
 PARTS = frozenset({"kit", "simunit", "sglang", "tests", "vllm", "wire"})
 """Folders of what tools are made of."""
-HELPERS = frozenset({"abuse.neighbour", "bench.bare", "bench.engine", "bench.generator", "replay.units"})
+HELPERS = frozenset(
+    {"abuse.neighbour", "bench.bare", "bench.engine", "bench.generator", "puppet_gates", "replay.units"}
+)
 """What a tool starts as a process of its own."""
 _MAIN = 'if __name__ == "__main__":'
 

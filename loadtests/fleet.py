@@ -177,7 +177,7 @@ async def _publish(redis_url: str, url: str, units: int) -> None:
         for beat in counting(1):
             pipe = client.pipeline(transaction=False)
             written = {"v": 1, "gate": "mock", "beat": beat, "units": {}}
-            pipe.set("cellgate:beat:mock", orjson.dumps(written), px=750)
+            pipe.set("cellgate:{beat}:mock", orjson.dumps(written), px=750)
             for name in names:
                 document = {
                     "v": 1,

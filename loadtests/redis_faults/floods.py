@@ -92,7 +92,7 @@ def _beats(client: Redis) -> None:
         for number in range(BEATS):
             units = {f"x{n}": {"unit": f"x{n}", "cell": CELL} for n in range(BEAT_BYTES // 40)}
             beat = {"v": 1, "gate": f"evil{number}", "beat": count, "prefixes": False, "units": units}
-            client.set(f"cellgate:beat:evil{number}", orjson.dumps(beat), px=750)
+            client.set(f"cellgate:{{beat}}:evil{number}", orjson.dumps(beat), px=750)
 
 
 def _forged(client: Redis) -> None:
@@ -102,7 +102,7 @@ def _forged(client: Redis) -> None:
     for count in _paced(SLICE_S):
         beat = {"v": 1, "gate": "evil", "beat": 100 * count, "units": {}}
         with client.pipeline(transaction=False) as pipeline:
-            pipeline.set("cellgate:beat:evil", orjson.dumps(beat), px=750)
+            pipeline.set("cellgate:{beat}:evil", orjson.dumps(beat), px=750)
             for number in range(int(FORGED_PER_S * SLICE_S)):
                 pipeline.hset("cellgate:units:evil", UNIT, _word(0))
                 pipeline.incrbyfloat(f"cellgate:limit:{number}", (1e15, -1e15)[count % 2])

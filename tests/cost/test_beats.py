@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Sequence
+from statistics import mean
 from typing import Any, cast
 
 from cellgate.proxy.redis.commands import RedisCommands
 from cellgate.proxy.redis.link import RedisLink
-from cellgate.proxy.redis.reports import DOCUMENT_BEATS, Names
+from cellgate.proxy.redis.reports import DOCUMENT_BEATS, BeatWriter, Names, UnitReport, written
 from cellgate.proxy.redis.roster import Roster
 from cellgate.proxy.redis.servers import Command, RedisClient
 from cellgate.proxy.redis.sharing import TURN_BEATS, Sharing
-from cellgate.router.nouns import Ask
+from cellgate.router.nouns import Ask, Verdict
 from cellgate.router.unit_state import Lease
 from tests.cost.bench import Bench, costs_what_works, counted
 from tests.sim.redis import SimRedis
@@ -118,3 +119,38 @@ def test_a_heartbeat_with_a_thousand_units_costs_what_those_cost_that_work() -> 
     assert max(many) <= 2 * max(few)
     # The document of the unit whose turn it is.
     assert many_sent <= few_sent + 2
+
+
+def of_many(others: int) -> tuple[int, float]:
+    """Bytecodes and commands of a heartbeat beside so many gates that have requests at all of 100 units."""
+    clock, names = Clock(), Names()
+    redis = SimRedis(cast("Any", clock))
+    gate = Gate("g", 100, clock, redis)
+    units, (cell,) = list(gate.board.units), {state.unit.cell for state in gate.board.units.values()}
+    writers = [BeatWriter(f"p{number}") for number in range(others)]
+    costs, sent = list[int](), 0
+    for number in range(FIRST + 4):
+        clock.now += 0.25
+        for writer in writers:
+            for unit in units:
+                writer.take(UnitReport(unit, cell, writer.gate, Verdict.UP, in_flight=number), clock.now)
+            beat, due = writer.beat(clock.now, has_prefixes=False, others=others)
+            for report in due:
+                redis.hset(names.units_of(writer.gate), report.unit, written(report))
+            redis.set(names.beat(writer.gate), beat, "PX", 750)
+            redis.sadd(names.gates_of(cell), writer.gate)
+        if number < FIRST:
+            gate.loop.run_until_complete(gate._beat())
+            sent = gate.sent
+        else:
+            costs.append(gate.beat())
+    gate.close()
+    return round(mean(costs)), (gate.sent - sent) / 4
+
+
+def test_what_other_gates_tell_costs_a_gate_the_same_however_many_they_are() -> None:
+    """All together tell so many changes; more gates tell them more rarely each."""
+    (few, few_sent), (many, many_sent) = of_many(16), of_many(63)
+    print(f"beside 16 gates: {few} bytecodes, {few_sent} commands; beside 63: {many}, {many_sent}")
+    assert many <= 1.25 * few
+    assert many_sent == few_sent

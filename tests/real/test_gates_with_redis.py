@@ -115,7 +115,7 @@ async def test_redis_comes_late_is_full_has_room_again_and_what_it_says_of_a_uni
         def lie_until_believed() -> bool:
             """A gate that has lagged counts no evidence for a second, and has to hear it anew."""
             beat = {"v": 1, "gate": "liar", "beat": next(numbers), "units": {"a": next(said)}}
-            server.do("SET", "cellgate:beat:liar", orjson.dumps(beat), "PX", 5000)
+            server.do("SET", "cellgate:{beat}:liar", orjson.dumps(beat), "PX", 5000)
             return "up -> suspect: gate liar reports it as down: I say so" in gate.log
 
         assert eventually(lie_until_believed), gate.log

@@ -145,8 +145,8 @@ async def test_gates_hear_of_each_others_units(tmp_path: Path) -> None:
         document = server.do("HGET", "cellgate:units:g1", "u1")
         assert document.startswith(b'{"v":1,"unit":"u1","cell":"a","gate":"g1"')
         assert 0 < server.do("PTTL", "cellgate:units:g1") <= 1000 * EXPIRY_S * DOCUMENT_BEATS
-        assert server.do("GET", "cellgate:beat:g1").startswith(b'{"v":1,"gate":"g1","beat":')
-        assert 0 < server.do("PTTL", "cellgate:beat:g1") <= 1000 * EXPIRY_S
+        assert server.do("GET", "cellgate:{beat}:g1").startswith(b'{"v":1,"gate":"g1","beat":')
+        assert 0 < server.do("PTTL", "cellgate:{beat}:g1") <= 1000 * EXPIRY_S
 
 
 @live

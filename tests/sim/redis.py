@@ -68,6 +68,9 @@ class SimRedis:
     def get(self, key: str) -> bytes | None:
         return self._documents[key][0] if self.pttl(key) > 0 else None
 
+    def mget(self, *keys: str) -> list[bytes | None]:
+        return [self.get(key) for key in keys]
+
     def pttl(self, key: str) -> int:
         _, expires_at = self._documents.get(key, (b"", 0.0))
         left_ms = round(1000.0 * (expires_at - self._world.loop.time()))

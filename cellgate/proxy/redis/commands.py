@@ -20,7 +20,7 @@ from cellgate.proxy.redis.servers import Command, RedisClient
 from cellgate.proxy.redis.shared_bans import BAN_AGE_S, BANS_MAX, BanWrite
 from cellgate.proxy.redis.signing import CLOCK_S, UNSIGNED, Signer
 
-SLICE = 32
+SLICE, BEATS_AT_ONCE = 32, 64
 MEMBERS_MAX, MEMBERS_AT_ONCE, ROWS_A_TURN = 20_000, 1_000, 500
 CELLS_MAX = 1_000
 DOCUMENT_AGE_S = 600.0
@@ -79,13 +79,16 @@ class RedisCommands:
         answers = await self._client.exchange([written, lives_on])
         return bool(answers[1]), [answer for answer in answers if isinstance(answer, ResponseError)]
 
-    async def get_beats(self, gates: Iterable[str]) -> AsyncIterator[tuple[str, Any, Any]]:
-        """The heartbeat of each of these gates, unchecked, and its time to live in milliseconds."""
-        for part in _slices(gates):
+    async def get_beats(self, gates: Iterable[str]) -> AsyncIterator[tuple[str, Any]]:
+        """The heartbeat of each of these gates, unchecked; None: there is none."""
+        for part in _slices(gates, BEATS_AT_ONCE):
             keys = [self._names.beat(gate) for gate in part]
-            answers = await self._client.exchange([(word, key) for key in keys for word in ("GET", "PTTL")])
-            for gate, key, found, pttl_ms in zip(part, keys, answers[::2], answers[1::2], strict=True):
-                yield gate, *self._checked(key, found, pttl_ms)
+            (found,) = await self._client.exchange([("MGET", *keys)])
+            if isinstance(found, Exception):
+                # A Cluster moves that slot, and some of them are there already.
+                found = await self._client.exchange([("GET", key) for key in keys])
+            for gate, key, document in zip(part, keys, found, strict=True):
+                yield gate, self._believed(key, document)
 
     async def cells(self) -> list[str]:
         """All cells with reports."""
@@ -188,7 +191,9 @@ class RedisCommands:
             if gone := [mark for mark, found in zip(part, answers[::2], strict=True) if found is None]:
                 await self._client.exchange([("SREM", self._names.poison, mark) for mark in gone])
             for mark, key, found, pttl_ms in zip(part, keys, answers[::2], answers[1::2], strict=True):
-                yield mark, *self._checked(key, found, pttl_ms, age_s=BAN_AGE_S)
+                believed = self._believed(key, found, age_s=BAN_AGE_S)
+                is_known = bool(believed) and isinstance(pttl_ms, int)
+                yield mark, believed, self._signer.left_ms(key, pttl_ms) if is_known else pttl_ms
 
     async def put_prefixes(self, gate: str, document: bytes, expiry_ms: int) -> None:
         """Write this gate's hashes of cached prompts. A refusal does no harm."""
@@ -201,7 +206,7 @@ class RedisCommands:
             keys = [self._names.prefixes(gate) for gate in part]
             answers = await self._client.exchange([("GET", key) for key in keys])
             for gate, key, found in zip(part, keys, answers, strict=True):
-                yield gate, self._checked(key, found, 0)[0]
+                yield gate, self._believed(key, found)
 
     def believes_flip(self, gate: str, document: bytes) -> bool:
         """Whether what the channel brought was said by that gate, now."""
@@ -216,16 +221,15 @@ class RedisCommands:
         # A gate that ends before its next heartbeat would leave it for ever.
         return [("HSET", key, *documents), ("PEXPIRE", key, expiry_ms)]
 
-    def _checked(self, key: str, found: Any, pttl_ms: Any, *, age_s: float = CLOCK_S) -> tuple[Any, Any]:
-        """A document and its time to live; an empty one in the place of one that nobody is to believe."""
-        if isinstance(found, bytes) and not self._signer.believes(key, found, age_s=age_s):
-            return b"", pttl_ms
-        return found, self._signer.left_ms(key, pttl_ms) if isinstance(pttl_ms, int) and found else pttl_ms
+    def _believed(self, key: str, found: Any, *, age_s: float = CLOCK_S) -> Any:
+        """A document; an empty one in the place of one that nobody is to believe."""
+        is_believed = not isinstance(found, bytes) or self._signer.believes(key, found, age_s=age_s)
+        return found if is_believed else b""
 
 
-def _slices(rows: Iterable[T]) -> Iterator[list[T]]:
+def _slices(rows: Iterable[T], size: int = SLICE) -> Iterator[list[T]]:
     rest = iter(rows)
-    while part := list(islice(rest, SLICE)):
+    while part := list(islice(rest, size)):
         yield part
 
 

@@ -154,6 +154,8 @@ class RedisLink:
         self._sessions = 0
         self._own, self._known = set[IndexEntry](), set[IndexEntry]()
         self._gates = frozenset[str]()  # Those of the index.
+        self._others = 0
+        """Other gates that had a heartbeat when they were read last."""
         self._tasks: list[asyncio.Task[None]] = []
         self._clients: list[RedisClient] = []
         self.state = LinkState.AWAY
@@ -272,7 +274,7 @@ class RedisLink:
             return []
         await self._take(changes)
         has_prefixes = await self._put_prefixes(commands)
-        beat, due = writer.beat(self._now(), has_prefixes=has_prefixes)
+        beat, due = writer.beat(self._now(), has_prefixes=has_prefixes, others=self._others)
         missing, refused = await commands.put(self._gate, due, self._document_ms)
         self.counts["documents_written"] += len(due) - len(missing)
         writer.refused(missing)
@@ -317,6 +319,7 @@ class RedisLink:
         await commands.add_to_index(self._own - self._known)
         self._known |= self._own
         beats = await self._reading.read(commands, self._gates)
+        self._others = len(beats)
         await self._forget_departed(commands)
         if self._prefixes is not None:
             await self._get_prefixes(commands, self._prefixes, beats)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 from itertools import takewhile
 
 from cellgate.proxy.redis.reports import (
@@ -25,11 +26,56 @@ from cellgate.proxy.redis.reports import (
     merge_reports,
     read_count,
 )
-from cellgate.router.cost_model import RemoteLoad
+from cellgate.router.cost_model import NO_REMOTE_LOAD, RemoteLoad
 from cellgate.router.nouns import Verdict
 
 RosterKey = tuple[str, str]
 """(unit, gate)"""
+
+
+_NOTHING = UnitReport("", "", "", Verdict.UP)
+
+
+@dataclass(slots=True)
+class _Total:
+    """The fields of RemoteLoad."""
+
+    in_flight: int = 0
+    prefilling: int = 0
+    tokens: int = 0
+    errors: float = 0.0
+    degraded: float = 0.0
+    itl_s: float = 0.0
+    drained: bool = False
+
+    def change(self, old: UnitReport, new: UnitReport) -> bool:
+        """A gate reports this instead of that. False: it had the worst, which has to be found anew."""
+        old_itl_s, new_itl_s = old.itl_s or 0.0, new.itl_s or 0.0
+        if (
+            new.errors < old.errors == self.errors
+            or new.degraded < old.degraded == self.degraded
+            or new_itl_s < old_itl_s == self.itl_s
+            or (old.drained and not new.drained)
+        ):
+            return False
+        self.in_flight += new.in_flight - old.in_flight
+        self.prefilling += min(new.prefilling, new.in_flight) - min(old.prefilling, old.in_flight)
+        self.tokens += new.uncached_tokens - old.uncached_tokens
+        self.errors, self.degraded = max(self.errors, new.errors), max(self.degraded, new.degraded)
+        self.itl_s, self.drained = max(self.itl_s, new_itl_s), self.drained or new.drained
+        return True
+
+    def remote_load(self) -> RemoteLoad:
+        """As others take it."""
+        return RemoteLoad(
+            self.in_flight,
+            self.prefilling,
+            self.tokens,
+            self.errors,
+            self.degraded,
+            self.itl_s,
+            self.drained,
+        )
 
 
 class Roster:
@@ -48,6 +94,11 @@ class Roster:
         """By gate: when it said anything of a unit."""
         self._fresh: set[str] = set()
         """The gates whose requests count."""
+        self._silent_at = math.inf
+        """When the first of them may have been silent for too long."""
+        self._totals: dict[str, _Total] = {}
+        self._lives: dict[str, tuple[float, str] | None] = {}
+        """By unit: what was asked of it last, kept with each change: of many gates, one has changed."""
         self._changed: dict[str, None] = {}
         self._answering_since: float | None = None
         self._numbers: dict[RosterKey, int] = {}
@@ -151,27 +202,20 @@ class Roster:
 
     def remote_load(self, unit: str, now: float) -> RemoteLoad:
         """What the other gates report of it. Old reports do not count."""
-        said = self._units.get(unit, {}).items()
-        reports = [
-            report
-            for gate, (report, at) in said
-            if _has_load(report) and now - self._at(gate, at) <= self._patience_s
-        ]
-        return RemoteLoad(
-            sum(report.in_flight for report in reports),
-            sum(min(report.prefilling, report.in_flight) for report in reports),
-            sum(report.uncached_tokens for report in reports),
-            max((report.errors for report in reports), default=0.0),
-            max((report.degraded for report in reports), default=0.0),
-            max((report.itl_s or 0.0 for report in reports), default=0.0),
-            any(report.drained for report in reports),
-        )
+        self._prune(now)
+        if unit not in self._units:
+            return NO_REMOTE_LOAD
+        total = self._totals.get(unit)
+        if total is None:
+            total = self._totals[unit] = _Total()
+            for gate, (report, _) in self._units[unit].items():
+                if gate in self._fresh:
+                    total.change(_NOTHING, report)
+        return total.remote_load()
 
     def changed(self, now: float) -> list[str]:
         """The units of which anything was told since the last call, or what was told counts no more."""
-        for gate in [gate for gate in self._fresh if now - self._spoke_at(gate) > self._patience_s]:
-            self._fresh.discard(gate)
-            self._change_all(gate)
+        self._prune(now)
         changed, self._changed = self._changed, {}
         return list(changed)
 
@@ -182,9 +226,13 @@ class Roster:
 
     def lived_at(self, unit: str) -> tuple[float, str] | None:
         """When another gate last saw progress of the unit, and which gate."""
-        said = self._units.get(unit, {}).items()
-        lives = ((at - v.life_age_s, gate) for gate, (v, at) in said if v.life_age_s is not None)
-        return max(lives, default=None)
+        if unit not in self._units:
+            return None
+        if unit not in self._lives:
+            said = self._units[unit].items()
+            lives = ((at - v.life_age_s, gate) for gate, (v, at) in said if v.life_age_s is not None)
+            self._lives[unit] = max(lives, default=None)
+        return self._lives[unit]
 
     def everything(self) -> Iterator[tuple[RosterKey, UnitReport, float]]:
         """Each valid report, and when its gate last said that it holds."""
@@ -216,21 +264,48 @@ class Roster:
         """When a gate with reports said anything."""
         return self._at(gate, self._said_at[gate])
 
+    def _prune(self, now: float) -> None:
+        """The requests of gates that are silent for too long count no more."""
+        if now <= self._silent_at:
+            return
+        for gate in [gate for gate in self._fresh if now - self._spoke_at(gate) > self._patience_s]:
+            self._fresh.discard(gate)
+            self._change_all(gate)
+        self._silent_at = min(map(self._spoke_at, self._fresh), default=math.inf) + self._patience_s
+
     def _freshen(self, gate: str) -> None:
         if gate not in self._fresh and gate in self._gates:
             self._fresh.add(gate)
+            self._silent_at = min(self._silent_at, self._spoke_at(gate) + self._patience_s)
             self._change_all(gate)
 
     def _change_all(self, gate: str) -> None:
         """What a gate says of its units begins or ends to count."""
         for unit in self._gates.get(gate, ()):
+            self._totals.pop(unit, None)
             if _has_load(self._units[unit][gate][0]):
                 self._changed[unit] = None
+
+    def _recount(self, unit: str, gate: str, report: UnitReport | None, at: float = 0.0) -> None:
+        """A gate is about to say that of a unit, or nothing any more."""
+        total, known = self._totals.get(unit), self._units.get(unit, {}).get(gate)
+        if total is not None and gate in self._fresh:
+            old = known[0] if known is not None else _NOTHING
+            if not total.change(old, report if report is not None else _NOTHING):
+                del self._totals[unit]
+        if unit in self._lives:
+            best, life_age_s = self._lives[unit], report.life_age_s if report is not None else None
+            if life_age_s is not None and (best is None or (at - life_age_s, gate) >= best):
+                self._lives[unit] = at - life_age_s, gate
+            elif best is not None and best[1] == gate:
+                del self._lives[unit]
 
     def _set(self, key: RosterKey, report: UnitReport, at: float) -> None:
         unit, gate = key
         gates = self._units.setdefault(unit, {})
-        gates[gate] = report, max(at, gates[gate][1]) if gate in gates else at
+        written_at = max(at, gates[gate][1]) if gate in gates else at
+        self._recount(unit, gate, report, written_at)
+        gates[gate] = report, written_at
         self._gates.setdefault(gate, {})[unit] = None
         self._said_at[gate] = max(at, self._said_at.get(gate, at))
         self._numbers[key] = report.number
@@ -241,10 +316,12 @@ class Roster:
     def _drop(self, key: RosterKey, at: float) -> None:
         unit, gate = key
         gates, units = self._units.get(unit, {}), self._gates.get(gate, {})
+        self._recount(unit, gate, None)
         gates.pop(gate, None)
         units.pop(unit, None)
         if not gates:
-            self._units.pop(unit, None)
+            for known in (self._units, self._totals, self._lives):
+                known.pop(unit, None)
         if not units and self._gates.pop(gate, None) is not None:
             del self._said_at[gate]
             self._fresh.discard(gate)

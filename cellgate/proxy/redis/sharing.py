@@ -30,11 +30,11 @@ from cellgate.proxy.redis.reports import (
     HEARTBEAT_S,
     Beat,
     BeatReader,
+    Heard,
     MissedBeats,
     Names,
     Seen,
     UnitReport,
-    age_s,
     read_beat,
     read_report,
     report_of,
@@ -82,10 +82,9 @@ class ReportReading:
     ) -> None:
         self._roster = roster
         self._now = now
-        self._expiry_s = expiry_s
         self._counts = counts
         self._on_report = on_report
-        self._beats = BeatReader()
+        self._beats = BeatReader(expiry_s)
         self._loud: dict[str, float] = {}
         self._readings: dict[str, _Reading] = {}
         self.absent: dict[str, int] = {}
@@ -106,12 +105,10 @@ class ReportReading:
             else:
                 self.absent[gate] = self.absent.get(gate, 0) + 1
         self._roster.answered(self._now())
-        for beat, at in beats.values():
-            self._beats.hear(beat, at)
         await self._read_documents(commands, beats)
-        for beat, at in beats.values():
-            await self._take(beat, at)
-        return {gate: beat for gate, (beat, _) in beats.items()}
+        for heard in beats.values():
+            await self._take(heard)
+        return {gate: heard.beat for gate, heard in beats.items()}
 
     def _asked(self, gates: Collection[str]) -> list[str]:
         """The gates that may have a beat, without those that have said much that was nothing just now. There
@@ -124,12 +121,10 @@ class ReportReading:
             others = sorted(others, key=lambda gate: (not self._beats.knows(gate), gate))[:BEATS_READ]
         return sorted(gate for gate in others if gate not in self._loud)
 
-    async def _read_beats(
-        self, commands: RedisCommands, gates: Iterable[str]
-    ) -> dict[str, tuple[Beat, float]]:
-        """The beats of those who have one, and when each was written."""
-        found: dict[str, tuple[Beat, float]] = {}
-        async for gate, document, pttl_ms in commands.get_beats(gates):
+    async def _read_beats(self, commands: RedisCommands, gates: Iterable[str]) -> dict[str, Heard]:
+        """The beats of those who have one."""
+        found: dict[str, Heard] = {}
+        async for gate, document in commands.get_beats(gates):
             size = len(document) if isinstance(document, bytes) else 0
             if size > LARGE_BYTES:
                 # One such takes milliseconds.
@@ -137,37 +132,36 @@ class ReportReading:
             beat = read_beat(document, gate) if document is not None else None
             if beat is None and size > LARGE_BYTES:
                 self._loud[gate] = self._now() + LOUD_S
-            age = age_s(pttl_ms, self._expiry_s) if isinstance(pttl_ms, int) else None
-            if beat is not None and age is not None:
-                found[gate] = beat, self._now() - age
+            heard = self._beats.hear(beat, self._now()) if beat is not None else None
+            if heard is not None:
+                found[gate] = heard
                 self._counts["beats_read"] += 1
             elif document is not None:
                 self._counts["documents_refused"] += 1
-        self._beats.keep(set(found))
+        self._beats.keep(found.keys())
         return found
 
-    async def _read_documents(self, commands: RedisCommands, beats: Mapping[str, tuple[Beat, float]]) -> None:
+    async def _read_documents(self, commands: RedisCommands, beats: Mapping[str, Heard]) -> None:
         """Of the gates of which something was missed, some of each in turn."""
         self._begin(beats)
         left = DOCUMENTS_READ
         while left > 0 and self._readings:
             for gate, reading in list(self._readings.items()):
-                beat, at = beats[gate]
                 reading.cursor, found = await commands.documents(gate, reading.cursor)
                 for unit, document in found:
-                    self._take_document(reading, beat, at, unit, document)
+                    self._take_document(reading, beats[gate], unit, document)
                 left -= max(1, len(found))
                 if not reading.cursor or len(reading.units) > DOCUMENTS_MAX:
                     self._end(gate, reading)
 
-    def _begin(self, beats: Mapping[str, tuple[Beat, float]]) -> None:
+    def _begin(self, beats: Mapping[str, Heard]) -> None:
         for gate in [gate for gate in self._readings if gate not in beats]:
             del self._readings[gate]
         for gate, behind in self._beats.behind.items():
-            reading, beat = self._readings.get(gate), beats[gate][0]
-            is_again = beat.number >= behind.again_at
+            reading, heard = self._readings.get(gate), beats[gate]
+            is_again = heard.beat.number >= behind.again_at
             if (reading is None or reading.behind is not behind) and (is_again or not behind.is_read):
-                self._readings[gate] = _Reading(behind, is_again, beats[gate][1])
+                self._readings[gate] = _Reading(behind, is_again, heard.at)
 
     def _end(self, gate: str, reading: _Reading) -> None:
         """All documents of a gate were read. Of one that has none Redis may have lost them."""
@@ -177,16 +171,14 @@ class ReportReading:
             del self._beats.behind[gate]
             self._roster.drop_others(gate, reading.units, reading.since)
 
-    def _take_document(
-        self, reading: _Reading, beat: Beat, beat_at: float, unit: str, document: bytes
-    ) -> None:
-        report = read_report(document)
+    def _take_document(self, reading: _Reading, heard: Heard, unit: str, document: bytes) -> None:
+        report, beat = read_report(document), heard.beat
         if report is None or (report.unit, report.gate) != (unit, beat.gate):
             self._counts["documents_refused"] += 1
             return
         self._counts["documents_read"] += 1
         reading.units.add(unit)
-        newest = reading.behind.newest(report, written_at(report, beat, beat_at))
+        newest = reading.behind.newest(report, written_at(report, beat, heard.at))
         if newest is not None:
             # It may be older than a message on the channel meanwhile.
             now = self._now()
@@ -194,12 +186,13 @@ class ReportReading:
             if self._roster.update((unit, beat.gate), seen, now):
                 self._on_report((unit, beat.gate), seen)
 
-    async def _take(self, beat: Beat, at: float) -> None:
-        self._roster.beat(beat.gate, at)
-        for number, (unit, row) in enumerate(beat.rows.items(), 1):
-            report = self._roster.change((unit, beat.gate), row if isinstance(row, dict) else None, at)
+    async def _take(self, heard: Heard) -> None:
+        gate, at = heard.beat.gate, heard.at
+        self._roster.beat(gate, at)
+        for number, (unit, row) in enumerate(heard.rows.items(), 1):
+            report = self._roster.change((unit, gate), row if isinstance(row, dict) else None, at)
             if report is not None:
-                self._on_report((unit, beat.gate), Seen(report, self._now() - at))
+                self._on_report((unit, gate), Seen(report, self._now() - at))
             if number % SLICE == 0:
                 await asyncio.sleep(0)
 
@@ -597,8 +590,9 @@ class Sharing:
         self._cells: frozenset[str] = frozenset()
         self._turns: list[UnitState] = []
         self._others: dict[str, RemoteLoad] = {}
-        self._lively: dict[str, float] = {}
-        """Units of which others have just told something, and until when that is looked at."""
+        self._lively: dict[str, tuple[float, tuple[float, str] | None]] = {}
+        """Units of which others have just told something: until when that is looked at, and the last progress
+        there that another gate has seen."""
         self._lives: dict[UnitState, tuple[float, float]] = {}
         """For units whose last progress was seen by others: when this gate saw some, and when they did."""
 
@@ -673,14 +667,14 @@ class Sharing:
             others.clear()
             changed = self._roster.units()
         for name in changed:
-            self._lively[name] = now + PEERS_NEWS_S
+            self._lively[name] = now + PEERS_NEWS_S, self._roster.lived_at(name)
             remote_load = self._roster.remote_load(name, now)
             if name in units and remote_load != NO_REMOTE_LOAD:
                 others[name] = remote_load
             else:
                 others.pop(name, None)
-        for name, until in list(self._lively.items()):
-            if name in units and (lived := self._roster.lived_at(name)) is not None:
+        for name, (until, lived) in list(self._lively.items()):
+            if lived is not None and name in units:
                 self._take_life(units[name], *lived)
             if now >= until:
                 del self._lively[name]

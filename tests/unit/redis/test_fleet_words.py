@@ -36,8 +36,8 @@ class Store:
         self._documents = {b"u": signer.sign(unit, written(REPORT))}
 
     async def exchange(self, commands: Sequence[Command], _limit_s: float = 1.0) -> list[Any]:
-        """Answers to GET, PTTL and HSCAN."""
-        answers = {"GET": self._beat, "PTTL": 700, "HSCAN": (0, self._documents)}
+        """Answers to MGET of one key and HSCAN."""
+        answers = {"MGET": [self._beat], "HSCAN": (0, self._documents)}
         return [answers[str(word)] for word, *_ in commands]
 
 

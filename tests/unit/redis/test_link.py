@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import pytest
 from redis.asyncio import Redis
 from redis.crc import key_slot
-from redis.exceptions import AskError, MovedError
+from redis.exceptions import AskError, MovedError, TryAgainError
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from cellgate.proxy.admission.limits import MINUTE_S, KeyCounts, LimitLedger
@@ -22,6 +22,7 @@ from cellgate.proxy.config.key_file import Key, KeyRing, LimitRules, TenantRules
 from cellgate.proxy.config.settings import Address, Settings, Tls
 from cellgate.proxy.process.listeners import own_url
 from cellgate.proxy.redis.cluster import ClusterClient
+from cellgate.proxy.redis.commands import RedisCommands
 from cellgate.proxy.redis.connect import RedisKind, read_url
 from cellgate.proxy.redis.link import RedisLink
 from cellgate.proxy.redis.reports import Names
@@ -165,6 +166,25 @@ def test_a_node_that_fails_fails_the_exchange_and_the_table_is_read_again() -> N
         exchange(client, ("GET", LOW))
     nodes.owners = [(0, 16383, A)]
     assert exchange(client, ("GET", LOW)) == ["GET at a"]
+
+
+def test_heartbeats_are_read_by_one_command_and_one_by_one_while_their_slot_is_moved() -> None:
+    names, asked = Names(), list[str]()
+    assert len({key_slot(names.beat(gate).encode()) for gate in ("g1", "g2", "g3")}) == 1
+    moved: list[Any] = [[b"1", None]]
+
+    async def answer(commands: Sequence[Command], _limit_s: float = 1.0) -> list[Any]:
+        asked.extend(str(word) for word, *_ in commands)
+        return moved if commands[0][0] == "MGET" else [b"1", b"2"]
+
+    async def read() -> list[tuple[str, Any]]:
+        commands = RedisCommands(cast("RedisClient", Mock(exchange=answer)), names)
+        return [found async for found in commands.get_beats(["g1", "g2"])]
+
+    assert asyncio.run(read()) == [("g1", b"1"), ("g2", None)]
+    moved = [TryAgainError("Multiple keys request during rehashing of slot")]
+    assert asyncio.run(read()) == [("g1", b"1"), ("g2", b"2")]
+    assert asked == ["MGET", "MGET", "GET", "GET"]
 
 
 # A gate that ends leaves no connection to Redis, whatever it was doing.

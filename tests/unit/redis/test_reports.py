@@ -7,12 +7,12 @@ import json
 import re
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import asdict, fields, replace
+from math import ceil, inf
 from pathlib import Path
 from random import Random
 from typing import Any
 from unittest.mock import Mock
 
-import orjson
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -22,12 +22,14 @@ from cellgate.proxy.redis.reports import (
     DOCUMENT_BEATS,
     DOCUMENT_MAX,
     LIFE_GRAIN_S,
+    ROWS_LEAST,
+    ROWS_READ,
     WINDOW,
+    BeatReader,
     BeatWriter,
     Names,
     Seen,
     UnitReport,
-    age_s,
     changed_report,
     merge_reports,
     read_beat,
@@ -118,14 +120,6 @@ def test_of_another_version_only_the_core_is_read_and_of_what_is_too_large_nothi
     assert keys.unit("u1", "g1") == "x:units:g1:u1"
 
 
-@pytest.mark.parametrize(
-    ("pttl_ms", "age"),
-    [(750, 0.001), (500, 0.251), (0, 0.751), (900, 0.001), (-1, None), (-2, None), (9_000, None)],
-)
-def test_the_age_follows_from_the_time_that_is_left(pttl_ms: int, age: float | None) -> None:
-    assert age_s(pttl_ms, 0.75) == age
-
-
 seen = st.builds(Seen, views, st.floats(0.0, 10.0))
 
 
@@ -180,7 +174,7 @@ class Gates:
     """One gate writes, another reads."""
 
     def __init__(self, *reports: UnitReport) -> None:
-        self.now = 100.0
+        self.now, self.others = 100.0, 1
         self.writer, self.roster = BeatWriter("g1"), Roster("g2")
         self.counts = {"beats_read": 0, "documents_read": 0, "documents_refused": 0}
         self.reading = ReportReading(self.roster, lambda: self.now, EXPIRY_S, self.counts, lambda *_: None)
@@ -197,14 +191,19 @@ class Gates:
                 self.documents.pop(unit, None)
             for each in self.reports.values():
                 self.writer.take(replace(each, at_s=self.now), self.now)
-            self.text, due = self.writer.beat(self.now, has_prefixes=False)
+            self.text, due = self.writer.beat(self.now, has_prefixes=False, others=self.others)
             self.documents |= {each.unit: each for each in due}
-        rows: dict[str, Any] = orjson.loads(self.text)["units"]
-        return rows
+        return self.rows(None)
 
-    async def get_beats(self, gates: Iterable[str]) -> AsyncIterator[tuple[str, Any, Any]]:
+    def rows(self, last: int | None) -> dict[str, Any]:
+        """What the beat has for who has read that one last."""
+        beat = read_beat(self.text, "g1")
+        assert beat is not None
+        return dict(beat.since(beat.number + last if last is not None else None))
+
+    async def get_beats(self, gates: Iterable[str]) -> AsyncIterator[tuple[str, Any]]:
         for gate in gates:
-            yield gate, self.text, round(1000 * EXPIRY_S)
+            yield gate, self.text
 
     async def documents_of(self, _gate: str, _cursor: int) -> tuple[int, list[tuple[str, bytes]]]:
         return 0, [(unit, written(each)) for unit, each in self.documents.items()]
@@ -225,8 +224,9 @@ def test_a_change_is_in_so_many_beats_and_only_the_field_that_changed_by_more_th
     assert gates.write(WINDOW) == {}
     assert len(gates.text) < 85
     gates.reports["u1"] = report("u1", in_flight=3)
-    for _ in range(WINDOW):
+    for beat in range(WINDOW):
         assert gates.write() == {"u1": {"in_flight": 3}}
+        assert gates.rows(-1) == ({"u1": {"in_flight": 3}} if beat == 0 else {})
     assert gates.write() == {}
     gates = Gates(report(life_age_s=0.0))
     for beat in range(1, WINDOW + 1):
@@ -287,6 +287,59 @@ def test_a_redis_that_has_lost_the_documents_of_a_gate_takes_none_of_its_units()
     gates.writer.restart()
     gates.write()
     assert gates.read() == 2
+
+
+def test_of_many_gates_each_tells_fewer_changes_of_load_at_a_time_the_oldest_first_and_all_else_at_once() -> (
+    None
+):
+    """So that who reads them all pays no more; and nothing that had to wait is lost."""
+    gates = Gates(*(report(f"u{number}") for number in range(100)))
+    gates.write(WINDOW)
+    gates.read()
+    gates.others = 2 * ROWS_READ // ROWS_LEAST
+    for unit in gates.reports:
+        gates.reports[unit] = report(unit, in_flight=1)
+    gates.reports["u99"] = report("u99", in_flight=1, drained=True)
+    told: list[str] = []
+    for beat in range(ceil(100 / (ROWS_LEAST - 1))):
+        gates.reports["u0"] = report("u0", in_flight=2 + beat)
+        gates.write()
+        assert len(gates.rows(-1)) <= ROWS_LEAST
+        assert beat or "u99" in gates.rows(-1)
+        told += gates.rows(-1)
+        gates.read()
+    assert len(set(told)) == 100
+    assert told.index("u0", 2) == 100, "in its turn"
+    gates.write(2)
+    gates.read()
+    assert gates.known() == gates.reports
+
+
+def test_when_a_beat_was_written_is_known_without_a_clock_in_common() -> None:
+    rng, reader, ahead_s = Random(1), BeatReader(EXPIRY_S), 1e5
+
+    def error_s(number: int, written_at: float, read_at: float) -> float:
+        text = b'{"v":1,"gate":"g1","beat":%d,"units":{},"at_s":%f}' % (number, written_at - ahead_s)
+        beat = read_beat(text, "g1")
+        assert beat is not None
+        heard = reader.hear(beat, read_at)
+        return heard.at - written_at if heard is not None else inf
+
+    first_s = error_s(1, 1e6, 1e6 + 0.6)
+    errors = [
+        error_s(number, 1e6 + BEAT_S * number, 1e6 + BEAT_S * number + rng.uniform(0.001, BEAT_S))
+        for number in range(2, 600)
+    ]
+    assert first_s == pytest.approx(0.6)
+    assert all(-1e-5 < error < 0.01 for error in errors[100:])
+    at = 1e6 + BEAT_S * 599
+    assert error_s(599, at, at + EXPIRY_S) < 0.01, "the same again"
+    assert error_s(599, at, at + 3 * EXPIRY_S) == inf, "nobody writes it any more"
+    # That gate's machine has stood still for an hour, and then it is another one of this name.
+    ahead_s += 3600.0
+    assert error_s(600, at + 3600.0, at + 3600.1) == pytest.approx(0.1)
+    ahead_s = -1e5
+    assert error_s(1, at + 3610.0, at + 3610.2) == pytest.approx(0.2)
 
 
 def test_a_gate_that_ends_while_something_of_it_was_missed_is_forgotten() -> None:
@@ -356,3 +409,39 @@ def test_a_report_holds_as_long_as_its_gate_has_a_beat() -> None:
     assert roster.lived_at("u1") == (9.0, "g1")
     assert roster.gates(20.5) == {"g1"}
     assert roster.remote_load("u1", 20.8).in_flight == 0
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_what_is_kept_of_a_unit_is_what_all_its_reports_say_together(seed: int) -> None:
+    rng, now = Random(seed), 1000.0
+    roster = Roster("me")
+    for _ in range(600):
+        now += rng.choice((0.0, 0.01, 0.3))
+        unit, gate = f"u{rng.randrange(3)}", f"g{rng.randrange(4)}"
+        word = rng.randrange(8)
+        if word == 0:
+            roster.beat(gate, now - rng.random())
+        elif word == 1:
+            roster.change((unit, gate), None, now)
+        elif word == 2:
+            roster.change((unit, gate), {"errors": rng.choice((0.0, 0.5, 1.0))}, now)
+        elif word == 3:
+            roster.forget(now - 2.0)
+        else:
+            one = UnitReport(unit, "a", gate, Verdict.UP, in_flight=rng.randrange(4), prefilling=2)
+            one.errors, one.degraded, one.itl_s = (rng.choice((0.0, 0.5, 1.0)) for _ in range(3))
+            one.drained, one.life_age_s = rng.random() < 0.2, rng.choice((None, 0.0, 1.0, 5.0))
+            roster.update((unit, gate), Seen(one, rng.choice((0.0, 0.5))), now)
+        for each in ("u0", "u1", "u2"):
+            said = {gate: report for (unit, gate), report, _ in roster.everything() if unit == each}
+            counts = [report for gate, report in said.items() if gate in roster.gates(now)]
+            load = roster.remote_load(each, now)
+            assert load.in_flight == sum(one.in_flight for one in counts)
+            assert load.prefilling == sum(min(2, one.in_flight) for one in counts)
+            assert load.errors == max((one.errors for one in counts), default=0.0)
+            assert load.degraded == max((one.degraded for one in counts), default=0.0)
+            assert load.itl_s == max((one.itl_s or 0.0 for one in counts), default=0.0)
+            assert load.drained == any(one.drained for one in counts)
+            ages = [(roster.reported_at(each, gate), one.life_age_s, gate) for gate, one in said.items()]
+            lives = [(at - age_s, gate) for at, age_s, gate in ages if age_s is not None]
+            assert roster.lived_at(each) == max(lives, default=None)

@@ -97,17 +97,14 @@ class World:
 
     def read(self) -> None:
         """What Redis has now is taken over a while later, after what the channel has told meanwhile."""
-        beats, documents = dict(self.texts), dict(self.documents)
+        beats = {gate: text for gate, (text, at) in self.texts.items() if self.now - at < EXPIRY_S}
+        documents = dict(self.documents)
         self.later(self.late_s(), lambda: self.take(beats, documents))
 
-    def take(self, beats: dict[str, tuple[bytes, float]], documents: dict[RosterKey, bytes]) -> None:
-        async def get_beats(gates: Iterable[str]) -> AsyncIterator[tuple[str, Any, Any]]:
+    def take(self, beats: dict[str, bytes], documents: dict[RosterKey, bytes]) -> None:
+        async def get_beats(gates: Iterable[str]) -> AsyncIterator[tuple[str, Any]]:
             for gate in gates:
-                if gate in beats:
-                    text, at = beats[gate]
-                    # The time to live is exact to a millisecond, and the way here takes a while.
-                    seems_s = min(0.7, max(0.0, self.now - at - self.rng.uniform(-0.002, 0.1)))
-                    yield gate, text, round(1000 * (EXPIRY_S - seems_s))
+                yield gate, beats.get(gate)
 
         async def documents_of(gate: str, _cursor: int) -> tuple[int, list[tuple[str, bytes]]]:
             return 0, [(key[0], document) for key, document in documents.items() if key[1] == gate]
