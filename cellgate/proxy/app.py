@@ -71,6 +71,7 @@ from cellgate.proxy.process import signals
 from cellgate.proxy.process.certificates import Expiry, certificate_metrics, shown_by_helpers, trouble_of
 from cellgate.proxy.process.listeners import gate_name
 from cellgate.proxy.process.memory import (
+    CLIENT_BLOCKS,
     Garbage,
     calm_the_collector,
     keep_from_others,
@@ -149,9 +150,7 @@ class App:
         self._agent = HaproxyAgent(
             plane.board, plane.now, plane.is_stopping, plane.peers.trusts, plane.balancers
         )
-        garbage = Garbage(
-            plane.now(), lambda: not plane.board.in_flight, lambda: plane.front.connections().get("client", 0)
-        )
+        garbage = Garbage(plane.now(), lambda: not plane.board.in_flight, self._held_memory)
         plane.ticker.looks += [tls.tick, self._look_at_secrets, garbage.tick]
         self._kv_events_begin: asyncio.Task[None] | None = None
         if "kv_events" in EXTRAS and all(map(find_spec, KV_EVENTS_PACKAGES)):
@@ -165,6 +164,10 @@ class App:
             on_signal=starter.on_signal,
             pid=starter.pid,
         )
+
+    def _held_memory(self) -> int:
+        clients = self._plane.front.connections().get("client", 0)
+        return CLIENT_BLOCKS * clients + self._plane.board.known_objects()
 
     # The life of all parts.
 

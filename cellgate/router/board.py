@@ -527,6 +527,10 @@ class Board:
         if self.proven is not None:
             self.proven.forget(unit)
 
+    def known_objects(self) -> int:
+        """How many objects in memory stand for prompts that units are believed to hold."""
+        return self.shared.objects + sum(state.costs.prefixes.objects for state in self.units.values())
+
     def leavers(self, now: float) -> tuple[Lease, ...]:
         """The requests that leave units which are out, as they are found to be lost, or others to be able to
         take them. They are evicted once.

@@ -71,6 +71,11 @@ class PrefixCache:
     def __len__(self) -> int:
         return len(self._runs)
 
+    @property
+    def objects(self) -> int:
+        """How many objects it consists of: each block is one, a run has three."""
+        return len(self._runs) + 3 * len(self._order)
+
     def recent(self, most: int) -> list[int]:
         """The blocks that were used last, the last one first."""
         return list(islice(chain.from_iterable(run.blocks for run in reversed(self._order)), most))
@@ -288,6 +293,11 @@ class SharedPrefixes:
 
     def __len__(self) -> int:
         return len(self._beginnings)
+
+    @property
+    def objects(self) -> int:
+        """How many objects it consists of: a block, and what is known of it with two numbers."""
+        return 4 * len(self._beginnings)
 
     def of(self, block: int, now: float) -> Reuses:
         """How often the beginning up to `block` came recently. Who sends one more counts it there."""

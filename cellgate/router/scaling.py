@@ -11,7 +11,7 @@ what comes true.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush, heapreplace
 from math import inf
@@ -103,14 +103,24 @@ class Waits(NamedTuple):
 
 def waits(demand: Demand) -> Waits:
     """With one unit fewer, as many as there are, and one more."""
+    *_, found = waits_in_parts(demand)
+    return found
+
+
+def waits_in_parts(demand: Demand) -> Iterator[Waits]:
+    """The same, one replay at a time; the last one is the result."""
     if len(demand.arrivals) < ENOUGH or not demand.units:
-        return Waits()
+        yield Waits()
+        return
     now_s = replay_s(demand, demand.units)
     factor = demand.measured_s / now_s if demand.measured_s is not None and now_s else 1.0
     factor = min(max(factor, 1.0 / CORRECTION_MOST), CORRECTION_MOST)
-    fewer_s = replay_s(demand, demand.units - 1) * factor if demand.units > 1 else None
-    shown_s = demand.measured_s if demand.measured_s is not None else now_s
-    return Waits(fewer_s, shown_s, replay_s(demand, demand.units + 1) * factor)
+    found = Waits(now=demand.measured_s if demand.measured_s is not None else now_s)
+    yield found
+    if demand.units > 1:
+        found = found._replace(fewer=replay_s(demand, demand.units - 1) * factor)
+        yield found
+    yield found._replace(more=replay_s(demand, demand.units + 1) * factor)
 
 
 def replay_s(demand: Demand, units: int) -> float:

@@ -3,8 +3,9 @@
 A collection stops the loop for some 0.2 us an object that it looks at, and finds hardly anything: requests
 break their cycles when they end. So new objects are looked at a few at a time: at each tick, and between two
 ticks when many are made. The old ones, which the interpreter would look through several times while streams
-begin (60 ms with 2,000), are left alone until nobody waits, or memory has doubled beside what clients hold:
-with 10,000 of them a look at all takes 0.1 to 0.7 s, and all that is found is alive.
+begin (60 ms with 2,000), are left alone until nobody waits, or memory has doubled beside what clients and
+known prompts hold: with 10,000 streams, or the prompts of some minutes, a look at all takes 0.1 to 0.7 s, and
+all that is found is alive.
 
 In this order: `Garbage`, `slow_build`, `SmallBlocks`.
 """
@@ -39,20 +40,20 @@ _NEW, _ALL = 0, 2
 
 class Garbage:
     """Collects the garbage among new objects at each tick, and among old ones when it is due. `is_idle` says
-    whether no request is in flight, `clients` how many connections of clients there are, `blocks` how many
-    blocks of memory are in use; `collect` is given the oldest generation to be looked at.
+    whether no request is in flight, `blocks` how many blocks of memory are in use, and `held` how many of
+    them by clients and known prompts; `collect` is given the oldest generation to be looked at.
     """
 
     def __init__(
         self,
         now: float,
         is_idle: Callable[[], bool],
-        clients: Callable[[], int],
+        held: Callable[[], int],
         blocks: Callable[[], int] = sys.getallocatedblocks,
         collect: Callable[[int], object] = gc.collect,
     ) -> None:
         self._is_idle = is_idle
-        self._clients = clients
+        self._held = held
         self._blocks = blocks
         self._collect = collect
         self._at, self._after = now, blocks()
@@ -72,13 +73,13 @@ class Garbage:
         if now - self._at >= MEMORY_IDLE_S and self._is_idle():
             return True
         most = GROWTH * self._after
-        return self._blocks() > most and self._beside_clients() > most
+        return self._blocks() > most and self._beside_held() > most
 
     def _collected(self, now: float) -> None:
-        self._at, self._after = now, max(self._beside_clients(), self._least)
+        self._at, self._after = now, max(self._beside_held(), self._least)
 
-    def _beside_clients(self) -> int:
-        return self._blocks() - CLIENT_BLOCKS * self._clients()
+    def _beside_held(self) -> int:
+        return self._blocks() - self._held()
 
 
 def calm_the_collector() -> None:

@@ -40,7 +40,7 @@ from cellgate.proxy.observe.access_log import AccessLog, stdout_sink
 from cellgate.proxy.observe.defects import DEFECTS
 from cellgate.proxy.observe.log import LogSink, log_line
 from cellgate.proxy.process.listeners import AT_ONCE, PAUSE_S, Entrance
-from cellgate.proxy.process.memory import Garbage, calm_the_collector
+from cellgate.proxy.process.memory import CLIENT_BLOCKS, Garbage, calm_the_collector
 from cellgate.proxy.process.signals import Signals, Ticker
 from cellgate.proxy.process.tcp_info import accept_queue
 from cellgate.proxy.process.tls import LiveTls
@@ -115,7 +115,9 @@ class Worker:
         self._status = StatusReporter(replica, self.gateway, self._dispatcher)
         self._tls, self._accepts = tls, False
         self._keys, self._handlers = self._ask_for_keys(settings), self._what_follows()
-        garbage = Garbage(loop.time(), lambda: not replica.board.in_flight, self._clients)
+        garbage = Garbage(
+            loop.time(), lambda: not replica.board.in_flight, lambda: CLIENT_BLOCKS * self._clients()
+        )
         ticker.looks += [self._entrance.tick, self._mark_steps, self._tell_status, garbage.tick]
 
     def _clients(self) -> int:

@@ -22,11 +22,13 @@ from cellgate.proxy.control.stored_responses import RESPONSES_KEPT, StoredRespon
 from cellgate.proxy.http.errors import Failure, FailureKind
 from cellgate.proxy.observe.events import EventLog
 from cellgate.proxy.request.body import read_ask
+from cellgate.router import scaling as router_scaling
 from cellgate.router.board import Board
 from cellgate.router.nouns import Ask, EnginePause, Evidence, Fleet, HoldKind, Rules, Sign, Strength, Unit
 from cellgate.router.pick import Router
 from cellgate.router.queue import FairRules, Queue
 from cellgate.router.sampling import IDLE_S, LOOK_AT_ALL, SAMPLE
+from cellgate.router.scaling import Demand, replay_s
 from cellgate.router.unit_state import UnitState
 from tests.unit.router.fleets import board_up
 from tests.unit.router.test_dry_run import NOW, PROMPT, fill, router_of
@@ -107,14 +109,36 @@ async def test_one_unit_fewer_is_asked_for_once_and_the_last_one_stays(units: in
     scaling = Scaling(board, Queue(FairRules()))
     for at in range(60):
         scaling.answered.append((float(at), at + 0.1, at + 0.5, 10, names[at % units]))
-    scaling.tick(60.0)
-    scaling.tick(60.25)
+    for at in range(240, 246):
+        scaling.tick(at / 4)
     assert (await scaling.view(2.0))["pools"][0]["desired_units"] == desired
     board.drain("u0", drained=True)
     (found,) = (await scaling.view(2.0))["pools"]
     assert found["desired_units"] == desired
     assert found["wait_p90_s"]["fewer"] is None
     assert found["wait_p90_s"]["now"] is not None
+
+
+def test_a_tick_replays_what_was_answered_once_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All replays in one tick would hold the loop for 13 ms."""
+    names, replays = ("a", "b", "c"), 0
+
+    def counted(demand: Demand, units: int) -> float:
+        nonlocal replays
+        replays += 1
+        return replay_s(demand, units)
+
+    monkeypatch.setattr(router_scaling, "replay_s", counted)
+    scaling = Scaling(
+        board_up(*(Unit(name, "c", f"http://{name}") for name in names), at=1.0), Queue(FairRules())
+    )
+    scaling.answered.extend((float(at), at + 0.1, at + 0.5, 10, names[at % 3]) for at in range(60))
+    each = []
+    for at in range(240, 250):
+        before = replays
+        scaling.tick(at / 4)
+        each.append(replays - before)
+    assert (max(each), sum(each)) == (1, 3)
 
 
 # What `/explain` answers: the question read as a request is, and the answer in words.

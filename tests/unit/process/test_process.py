@@ -297,8 +297,11 @@ class Memory:
         self.used = self.kept = 1_000
         self.collections = self.looks = self.waiting = self.clients = 0
 
+    def held(self) -> int:
+        return self.clients * CLIENT_BLOCKS
+
     def garbage(self, now: float = 0.0) -> Garbage:
-        return Garbage(now, lambda: not self.waiting, lambda: self.clients, lambda: self.used, self.collect)
+        return Garbage(now, lambda: not self.waiting, self.held, lambda: self.used, self.collect)
 
     def collect(self, oldest: int) -> None:
         if oldest:

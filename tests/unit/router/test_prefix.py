@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 import tracemalloc
 from itertools import pairwise
 
@@ -17,6 +18,7 @@ from cellgate.router.prefix import (
     PrefixCache,
     ProvenPrefixes,
     RemotePrefixes,
+    SharedPrefixes,
     blocks_for,
 )
 from tests.cost.bench import counted
@@ -52,6 +54,21 @@ def test_trust_follows_what_the_engine_found_and_a_new_incarnation_is_trusted_an
     cache.correct(1000, 0)
     cache.purge()
     assert (cache.match(SYSTEM), len(cache), cache.trust) == (0, 0, 1.0)
+
+
+@pytest.mark.parametrize("size", [1, 2, 16, 200])
+def test_the_objects_that_known_prompts_consist_of_are_counted(size: int) -> None:
+    """By them memory that has grown for a reason is told from a leak."""
+    cache, rng = PrefixCache(1 << 16), random.Random(size)
+    before = sys.getallocatedblocks()
+    for _ in range(20_000 // size):
+        cache.record([rng.getrandbits(63) for _ in range(size)])
+    assert cache.objects == pytest.approx(sys.getallocatedblocks() - before, rel=0.1)
+    shared = SharedPrefixes()
+    before = sys.getallocatedblocks()
+    for at in range(5_000):
+        shared.of(rng.getrandbits(63), float(at))
+    assert shared.objects == pytest.approx(sys.getallocatedblocks() - before, rel=0.1)
 
 
 @pytest.mark.parametrize(
