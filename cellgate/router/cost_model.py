@@ -26,7 +26,8 @@ from cellgate.router.cost import (
     price,
     terms,
 )
-from cellgate.router.learning import FIRST_ANSWER_TOKENS, Errors, Rates
+from cellgate.router.errors import Errors
+from cellgate.router.learning import FIRST_ANSWER_TOKENS, Rates
 from cellgate.router.nouns import Ask, Load
 from cellgate.router.prefix import DEFAULT_KV_TOKENS, Computed, KnownPrefixes, PrefixCache, blocks_for
 
@@ -326,7 +327,7 @@ class CostModel:
         self.facts = Facts(
             self.rates,
             _report(load, decoding, tokens, self.backlog.queued, now),
-            self.errors.share(now),
+            self.errors.excess(now),
             far_s,
             self.kv_tokens,
             self.backlog.written_tokens(now),

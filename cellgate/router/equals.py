@@ -10,7 +10,7 @@ sequential k-sample tests, 2021). How they are chosen may depend on the past, ne
 
 from __future__ import annotations
 
-from math import log
+from math import exp, lgamma, log
 
 ERROR = 1e-6
 """In so many comparisons of equals at most one finds a difference."""
@@ -94,3 +94,23 @@ class Mending:
     def is_mended(self) -> bool:
         """Whether it may come back."""
         return self._odds >= _BACK
+
+
+# How likely equals differ so much by chance, where it is looked at once: Fisher's exact test.
+
+
+def chance_of(bad: int, total: int, others_bad: int, others: int) -> float:
+    """How likely so many of the bad ones, or more, are among these `total`, if all are equally bad."""
+    if bad * others <= others_bad * total:
+        return 1.0
+    all_bad = bad + others_bad
+    term = exp(_log_ways(total, bad) + _log_ways(others, others_bad) - _log_ways(total + others, all_bad))
+    chance = 0.0
+    for each in range(bad, min(total, all_bad) + 1):
+        chance += term
+        term *= (total - each) * (all_bad - each) / ((each + 1) * (others - all_bad + each + 1))
+    return chance
+
+
+def _log_ways(of: int, some: int) -> float:
+    return lgamma(of + 1) - lgamma(some + 1) - lgamma(of - some + 1)

@@ -12,6 +12,7 @@ from math import inf
 from cellgate.router.attention import USUAL_S, Attention
 from cellgate.router.cost import COSTS, cost_terms, usual_of
 from cellgate.router.cost_model import ALL_BLOCKS, RemoteLoad, expected_s
+from cellgate.router.errors import ALSO_OF_OTHERS_S, Errors, compare_errors
 from cellgate.router.learning import Peer, learn_of_peers, learning_of_peers
 from cellgate.router.outliers import Speed, compare, fade
 from cellgate.router.unit_state import UnitState
@@ -96,6 +97,7 @@ def foresee(watched: Attention, others: Mapping[str, RemoteLoad], now: float) ->
     is_due = not watched.is_large or watched.usual is None or now - watched.usual_at >= USUAL_S
     due = watched.units if watched.usual is not None or not watched.is_large else list(units)
     others_s = _others_s(due, others, now) if others else {}
+    _compare_errors(due, now)
     for state in due:
         there, other_s = others.get(state.unit.name), others_s.get(state.unit.name, 0.0)
         state.costs.size(state.load, ALL_BLOCKS // max(len(units), 1))
@@ -105,6 +107,22 @@ def foresee(watched: Attention, others: Mapping[str, RemoteLoad], now: float) ->
     facts = [state.costs.facts for state in due]
     for state, one in zip(due, cost_terms(facts, COSTS, watched.usual), strict=True):
         state.costs.set_terms(one)
+
+
+def _compare_errors(states: Iterable[UnitState], now: float) -> None:
+    """Compare units with each other that serve the same, where one has failed lately."""
+    pools: dict[tuple[str | None, frozenset[str]], list[tuple[Errors, int]]] = {}
+    failing = {
+        (state.unit.role, state.base_models())
+        for state in states
+        if now - state.costs.errors.failed_at <= ALSO_OF_OTHERS_S
+    }
+    for state in states if failing else ():
+        kind = state.unit.role, state.base_models()
+        if kind in failing and state.is_usable():
+            pools.setdefault(kind, []).append((state.costs.errors, state.in_flight))
+    for pool in pools.values():
+        compare_errors(pool, now)
 
 
 def _others_s(states: Iterable[UnitState], others: Mapping[str, RemoteLoad], now: float) -> dict[str, float]:

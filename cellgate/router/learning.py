@@ -305,33 +305,6 @@ class Steps:
         return min(max(step_s, self.MIN_S), self.MAX_S)
 
 
-class Errors:
-    """The recent share of failed attempts on a unit: each failure halves the distance to 1."""
-
-    HALF_LIFE_S = 10.0
-    MAX = 0.99
-
-    def __init__(self) -> None:
-        self.last_share = 0.0
-        """After the last attempt that has changed it; 0: none has failed."""
-        self._at = 0.0
-
-    def share(self, now: float) -> float:
-        """0 to MAX. It fades, so that a unit with old failures is tried again."""
-        if not self.last_share:
-            return 0.0
-        return self.last_share * float(0.5 ** (max(now - self._at, 0.0) / self.HALF_LIFE_S))
-
-    def failed(self, now: float) -> None:
-        """An attempt failed by the unit's fault."""
-        share = self.share(now)
-        self.last_share, self._at = min(share + (1.0 - share) / 2.0, self.MAX), now
-
-    def worked(self, now: float) -> None:
-        """An attempt succeeded: this counts where others have failed."""
-        self.last_share, self._at = self.share(now) / 2.0, now
-
-
 # The recent speed of a unit: the gaps between its tokens, how long its prefills and plain answers take.
 #
 # `gaps_ms` is written by the byte path, one place per millisecond, and is never reset: it is also the

@@ -22,8 +22,9 @@ from collections import deque
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from enum import Enum, auto
-from math import comb
 from typing import NamedTuple
+
+from cellgate.router.equals import chance_of
 
 REFUSING_SOURCE = "second_opinion"
 """The source of evidence against a unit that refuses what others serve: an open fault until it serves it."""
@@ -500,9 +501,7 @@ def _compared(mine: int, total: int, others_bad: int, others: int) -> tuple[bool
         is_apart = mine / total >= others_bad / others + _APART
     if not is_apart:
         return False, 1.0
-    all_bad = mine + others_bad
-    ways = sum(comb(total, bad) * comb(others, all_bad - bad) for bad in range(mine, min(total, all_bad) + 1))
-    return True, ways / comb(total + others, all_bad)
+    return True, chance_of(mine, total, others_bad, others)
 
 
 _NO_OPINION = 1 << 62

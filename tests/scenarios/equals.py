@@ -31,7 +31,7 @@ from tests.sim.behaviour import Behaviour
 from tests.sim.client import Manner
 from tests.sim.engine import CANARY
 from tests.sim.http_server import Request
-from tests.sim.odd import BAD, KINDS, MORE, MORE_TIMING, OF_MODELS, TIMING, Asked, Kind, Odd
+from tests.sim.odd import BAD, CUT, KINDS, MORE, MORE_TIMING, OF_MODELS, TIMING, Asked, Kind, Odd
 
 LASTING_S = 40.0
 UNITS = range(2, 9)
@@ -44,6 +44,7 @@ EXTRA_MOST = 0.02
 """What the gate may have computed besides, as a share of all tokens."""
 WORSE = 0.5
 """By so much one unit is odd more often, in the mirror."""
+WORSE_UNIT = "b"
 OUT_S, OUT_ANSWERS = 5.0, 30
 """A unit that is worse is out by one of both."""
 BACK_S = 15.0
@@ -52,7 +53,7 @@ SUSPECT_S = 2.75
 IDLE_BESIDE = 6
 """A unit stands idle while an equal one has so many requests."""
 BEGINNING = "You are one of the assistants. " * 40
-_EVERY, _TIMING = {**KINDS, **MORE}, {**TIMING, **MORE_TIMING}
+_EVERY, _TIMING = {**KINDS, **MORE, **CUT}, {**TIMING, **MORE_TIMING}
 _MARK = re.compile(rb"odd ([01]\.\d+)")
 _LIMIT = re.compile(rb'"max_(?:completion_)?tokens":(\d+)')
 
@@ -113,13 +114,14 @@ class Unit:
 
 
 class Played:
-    """A scene that was played. `shots`: what befell units; `extra`: tokens computed besides, as a share;
-    `copies`: questions of the gate itself, as a share of all requests; `out_s`, `out_answers`, `back_s`: when
-    the worse unit went, after how many answers, and how long after it was mended it was back; `idle`: for
-    which part of the time a unit stood idle beside one with IDLE_BESIDE requests.
+    """A scene that was played; one unit is odd so much `more` often. `shots`: what befell units; `extra`:
+    tokens computed besides, as a share; `copies`: questions of the gate itself, as a share of all requests;
+    `out_s`, `out_answers`, `back_s`: when the worse unit went, after how many answers, and how long after it
+    was mended it was back; `idle`: for which part of the time a unit stood idle beside one with IDLE_BESIDE
+    requests.
     """
 
-    def __init__(self, scene: Scene, *, mirror: bool = False) -> None:
+    def __init__(self, scene: Scene, *, mirror: bool = False, more: float = 0.0) -> None:
         self.scene = scene
         # Of odd timing engines without counters show the most.
         is_blind = scene.kind in _TIMING and scene.seed % 2 == 1
@@ -134,7 +136,7 @@ class Played:
         self._flips: list[Flip] = []
         stage.gate.plane.on_flip.append(self._flips.append)
         rng = Random(scene.seed + 7)
-        self._units = {name: Unit(scene, rng) for name in stage.engines}
+        self._units = {name: Unit(scene, rng, more * (name == WORSE_UNIT)) for name in stage.engines}
         for name, engine in stage.engines.items():
             engine.behaviour = Behaviour(oddly=self._units[name])
         stage.play(self._mirrored() if mirror else self._scenario())
@@ -147,7 +149,7 @@ class Played:
         await self._load(LASTING_S)
 
     async def _mirrored(self) -> None:
-        stage, bad = self.stage, "b"
+        stage, bad = self.stage, WORSE_UNIT
         load = asyncio.ensure_future(self._load(3 * LASTING_S))
         await asyncio.sleep(2.0)
         self._units[bad].more, begun, before = WORSE, stage.now, len(stage.picks(bad))

@@ -84,3 +84,20 @@ def test_no_equal_stands_idle_for_long_because_a_request_took_long(kind: str, un
     played = Played(Scene(seed, kind, 0.3, units, "many", 0.5, 12, 0.0))
     assert played.idle < 0.25
     assert played.problems() == []
+
+
+@pytest.mark.parametrize(("units", "chance", "seed"), [(3, 0.1, 1)])
+def test_no_equal_stands_idle_because_it_has_failed_as_others_do(
+    units: int, chance: float, seed: int
+) -> None:
+    played = Played(Scene(seed, "500", chance, units, "many", 0.5, 12, 0.0))
+    assert played.idle < 0.1
+    assert played.shots == []
+
+
+@pytest.mark.parametrize("more", [0.5, 0.9])
+def test_one_that_fails_more_often_than_others_that_fail_as_well_gets_hardly_anything(more: float) -> None:
+    """It answers at once, so it looks the least loaded of all."""
+    played = Played(Scene(1, "500", 0.1, 3, "many", 0.5, 12, 0.0), more=more)
+    late = {name: len(played.stage.picks(name, since=5.0)) for name in played.stage.engines}
+    assert late["b"] < 0.1 * sum(late.values())

@@ -34,17 +34,17 @@ from cellgate.proxy.request.ports import (
 )
 from cellgate.router.backlog import Abandoned
 from cellgate.router.cost_model import Usage
+from cellgate.router.errors import ALSO_OF_OTHERS_S
 from cellgate.router.nouns import Ask, Evidence, Outcome, Refusal, Sign, SplitStep, Strength
 from cellgate.router.queue import Ticket
 from cellgate.router.shares import left_to_read
 from cellgate.router.unit_state import Lease, UnitState
 
 COOL_S = 1.0
-"""A unit that answered with an error gets no requests for this long, if there is another."""
+"""A unit that answered with an error, as others do not, gets no requests for this long, if there is another.
+"""
 ERRORS_IN_A_ROW = 2
 """After so many errors in a row a canary shows whether a unit takes anything new."""
-ALSO_OF_OTHERS_S = 30.0
-"""What another unit has done so lately is no suspicion of this one."""
 _FAILED_MAX = 64
 _BUSY, _LEFT = Outcome.BUSY, Outcome.CLIENT_LEFT
 TAKEN = Failure(
@@ -272,7 +272,7 @@ class LocalDispatcher:
         now, costs, opened_at = self._now() if at is None else at, state.costs, lease.opened_at
         if now > state.progress_at:
             state.progress_at = now
-        if costs.errors.last_share:
+        if costs.errors.counts:
             costs.errors.worked(now)
         tokens, is_stream = events, ask.stream
         if usage is not None:
@@ -335,10 +335,12 @@ class LocalDispatcher:
         if failure.kind is FailureKind.MODEL_GONE:
             self._plane.ask_for_models()
             return
-        if row.retry.cools and not lease.unit_state.retired:
-            self._board.cool_down(lease.unit, now + COOL_S)
+        errors = lease.unit_state.costs.errors
         if row.strength is not None:
-            lease.unit_state.costs.errors.failed(now)
+            errors.failed(now)
+        is_like_others = row.strength is not None and errors.is_by_chance(now)
+        if row.retry.cools and not (is_like_others or lease.unit_state.retired):
+            self._board.cool_down(lease.unit, now + COOL_S)
         strength = row.strength
         if failure.kind in _REFUSES_ALL and shuts_down(failure.message.partition(" answered ")[2]):
             # A client may have made it say so, but not to a canary.

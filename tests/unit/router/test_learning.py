@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 from random import Random
 
@@ -21,7 +20,6 @@ from cellgate.router.learning import (
     SEQUENCE_SHARE,
     SLOWEST_TOKENS_S,
     UNSURE_TIMES,
-    Errors,
     Estimate,
     Peer,
     Rates,
@@ -84,19 +82,6 @@ def test_a_few_wild_samples_move_an_estimate_by_little(outliers: list[float]) ->
     for outlier in outliers:
         estimate.learn(outlier)
     assert 100.0 / 1.25 < estimate.value < 100.0 * 1.25
-
-
-@law
-@given(events=st.lists(st.tuples(st.booleans(), st.floats(0.0, 100.0))))
-def test_the_share_of_errors_is_a_share(events: list[tuple[bool, float]]) -> None:
-    errors, now = Errors(), 5.0
-    for failed, later_s in events:
-        now += later_s
-        before = errors.share(now)
-        (errors.failed if failed else errors.worked)(now)
-        assert 0.0 <= errors.share(now) <= Errors.MAX
-        assert errors.share(now) >= before if failed else errors.share(now) <= before
-        assert errors.share(now + 10.0) == pytest.approx(errors.share(now) / 2.0)
 
 
 # -- prefill -----------------------------------------------------------------------------------------------
@@ -167,18 +152,6 @@ def test_bytes_per_token_are_learnt_from_usage() -> None:
         rates.used(prompt_bytes=3000, prompt_tokens=1000)
     rates.used(prompt_bytes=10, prompt_tokens=30)
     assert rates.bytes_per_token.value == pytest.approx(3.0, rel=0.02)
-
-
-def test_errors_add_up_fade_and_are_made_good() -> None:
-    errors = Errors()
-    assert errors.share(100.0) == 0.0
-    for _ in range(4):
-        errors.failed(100.0)
-    assert errors.share(100.0) == pytest.approx(0.9375)
-    assert errors.share(130.0) == pytest.approx(0.9375 / 8)
-    errors.worked(100.0)
-    assert errors.share(100.0) == pytest.approx(0.9375 / 2)
-    assert math.isfinite(errors.share(1e12))
 
 
 # What units take over from their peers and from their weights, and for how long.
