@@ -10,7 +10,7 @@ from pathlib import Path
 from loadtests.kit.gate import Program
 
 ROOT = Path(__file__).resolve().parents[1]
-STANDS_FOR = "47e7db1cc8481360de0e860bfd4a77305974a2b5"
+STANDS_FOR = "765b2c5e22349176014def3cb62c9bfd1250cfc2"
 """While nothing has been released: a commit whose gates have the heartbeat that this version's look for."""
 
 

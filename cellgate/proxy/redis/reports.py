@@ -342,7 +342,7 @@ LIFE_GRAIN_S = 0.5
 """Progress is told again when it is so much later than what was told last."""
 BEAT_MAX = 1024 * 1024
 """Bytes of a beat that are read: 2,000 units of which all is new."""
-ROWS_READ, ROWS_LEAST = 1024, 8
+ROWS_READ, ROWS_LEAST = 512, 4
 """Changes of load that all gates together tell in one beat; and each of them at least."""
 CLOCK_TURN_S = 60.0
 """How another gate's clock stands is learnt from the last one or two turns: clocks drift."""
