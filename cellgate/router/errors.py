@@ -104,7 +104,7 @@ class Others(NamedTuple):
 
 
 def compare_errors(units: Sequence[tuple[Errors, int]], now: float) -> None:
-    """Compare units that serve the same, of which one has failed lately. Beside each: how many attempts it
+    """Compare units that serve the same, of which some have failed lately. Beside each: how many attempts it
     has in flight.
     """
     counts = [errors.counted(in_flight) for errors, in_flight in units]

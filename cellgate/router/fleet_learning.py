@@ -5,6 +5,7 @@ In this order: `Learning`, `foresee`, `compare_speeds`.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import islice
 from math import inf
@@ -110,16 +111,17 @@ def foresee(watched: Attention, others: Mapping[str, RemoteLoad], now: float) ->
 
 
 def _compare_errors(states: Iterable[UnitState], now: float) -> None:
-    """Compare units with each other that serve the same, where one has failed lately."""
+    """Compare units with each other that serve the same, where several have failed lately."""
     pools: dict[tuple[str | None, frozenset[str]], list[tuple[Errors, int]]] = {}
-    failing = {
+    failing = Counter(
         (state.unit.role, state.base_models())
         for state in states
         if now - state.costs.errors.failed_at <= ALSO_OF_OTHERS_S
-    }
-    for state in states if failing else ():
+    )
+    kinds = {kind for kind, count in failing.items() if count > 1}
+    for state in states if kinds else ():
         kind = state.unit.role, state.base_models()
-        if kind in failing and state.is_usable():
+        if kind in kinds and state.is_usable():
             pools.setdefault(kind, []).append((state.costs.errors, state.in_flight))
     for pool in pools.values():
         compare_errors(pool, now)
