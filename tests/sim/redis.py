@@ -79,6 +79,11 @@ class SimRedis:
     def smembers(self, key: str) -> builtins.set[bytes]:
         return builtins.set(self._sets.get(key, ()))
 
+    def sscan(self, key: str, cursor: bytes, _count: str, number: int) -> tuple[bytes, builtins.set[bytes]]:
+        members, at = sorted(self._sets.get(key, ())), int(cursor)
+        end = at + number if at + number < len(members) else 0
+        return str(end).encode(), builtins.set(members[at : at + number])
+
     def scard(self, key: str) -> int:
         return len(self._sets.get(key, ()))
 

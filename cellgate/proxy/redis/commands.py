@@ -21,7 +21,8 @@ from cellgate.proxy.redis.shared_bans import BAN_AGE_S, BANS_MAX, BanWrite
 from cellgate.proxy.redis.signing import CLOCK_S, UNSIGNED, Signer
 
 SLICE, BEATS_AT_ONCE = 32, 64
-MEMBERS_MAX, MEMBERS_AT_ONCE, ROWS_A_TURN = 20_000, 1_000, 500
+MEMBERS_MAX, MEMBERS_AT_ONCE, ROWS_A_TURN = 2_000, 1_000, 500
+"""So much is read of an index of gates: of a larger one, which somebody has filled, a part."""
 CELLS_MAX = 1_000
 DOCUMENT_AGE_S = 600.0
 """A document that is older at first sight is not believed: an idle unit's is written once in four minutes."""

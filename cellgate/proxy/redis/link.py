@@ -30,7 +30,7 @@ from cellgate.proxy.observe.helpers import HelperTrouble
 from cellgate.proxy.observe.log import log_line
 from cellgate.proxy.process.listeners import own_url
 from cellgate.proxy.process.tasks import end_tasks
-from cellgate.proxy.redis.commands import SLICE, IndexEntry, RedisCommands, in_turns
+from cellgate.proxy.redis.commands import MEMBERS_MAX, SLICE, IndexEntry, RedisCommands, in_turns
 from cellgate.proxy.redis.connect import Connect, Outage, connector, in_words, is_refusal, refusal_reason
 from cellgate.proxy.redis.fleet import FleetRouter
 from cellgate.proxy.redis.reports import (
@@ -154,7 +154,7 @@ class RedisLink:
         self._sessions = 0
         self._own, self._known = set[IndexEntry](), set[IndexEntry]()
         self._gates = frozenset[str]()  # Those of the index.
-        self._others = 0
+        self._heard = frozenset[str]()
         """Other gates that had a heartbeat when they were read last."""
         self._tasks: list[asyncio.Task[None]] = []
         self._clients: list[RedisClient] = []
@@ -274,7 +274,7 @@ class RedisLink:
             return []
         await self._take(changes)
         has_prefixes = await self._put_prefixes(commands)
-        beat, due = writer.beat(self._now(), has_prefixes=has_prefixes, others=self._others)
+        beat, due = writer.beat(self._now(), has_prefixes=has_prefixes, others=len(self._heard))
         missing, refused = await commands.put(self._gate, due, self._document_ms)
         self.counts["documents_written"] += len(due) - len(missing)
         writer.refused(missing)
@@ -313,13 +313,17 @@ class RedisLink:
         cells = await commands.cells() if self._all_cells else sorted({each.cell for each in self._own})
         sizes = await commands.index_sizes(cells)
         if sizes != self._sizes or self._turn % INDEX_BEATS == 0:
-            self._sizes, self._known = sizes, await commands.index(cells)
+            known = await commands.index(cells)
+            if len(known) >= MEMBERS_MAX:
+                # Somebody has filled it. Who was heard is not lost among them.
+                known |= {member for member in self._known if member.gate in self._heard}
+            self._sizes, self._known = sizes, known
             self._gates = frozenset([member.gate async for member in in_turns(self._known)])
         # Restore index entries in a Redis that came back empty, and add new ones.
         await commands.add_to_index(self._own - self._known)
         self._known |= self._own
         beats = await self._reading.read(commands, self._gates)
-        self._others = len(beats)
+        self._heard = frozenset(beats)
         await self._forget_departed(commands)
         if self._prefixes is not None:
             await self._get_prefixes(commands, self._prefixes, beats)

@@ -7,7 +7,9 @@ from typing import Any, cast
 
 import pytest
 
-from cellgate.proxy.redis.reports import WINDOW, UnitReport
+from cellgate.proxy.redis.commands import MEMBERS_MAX
+from cellgate.proxy.redis.link import INDEX_BEATS
+from cellgate.proxy.redis.reports import WINDOW, Names, UnitReport
 from cellgate.router.attention import SMALL
 from cellgate.router.nouns import Ask, Evidence, Models, Sign, Strength
 from cellgate.router.unit_state import Lease
@@ -82,5 +84,21 @@ def test_what_changes_of_any_of_many_units_is_known_at_the_next_heartbeats(seed:
         world.beat()
         world.beat()
         assert world.wrong() == []
+    world.one.close()
+    world.other.close()
+
+
+def test_gates_hear_each_other_on_while_somebody_fills_their_index_and_read_a_part_of_that() -> None:
+    world = Changing(1)
+    redis, (cell,) = world.one._redis, {state.unit.cell for state in world.one.board.units.values()}
+    for _ in range(3 * WINDOW):
+        world.beat()
+    for number in range(3 * MEMBERS_MAX):
+        redis.sadd(Names().gates_of(cell), f"evil-{number}")
+    for _ in range(INDEX_BEATS + 1):
+        world.beat()
+    assert world.wrong() == []
+    assert world.other.roster.gates(world.clock.now) == {"g1"}
+    assert len(world.other.link._gates) <= MEMBERS_MAX + 2
     world.one.close()
     world.other.close()
