@@ -104,10 +104,10 @@ class FakePatient:
     def hides_work(self, asked_at: float = 0.0) -> bool:
         return self.is_hiding
 
-    def answered_beside(self, asked_at: float, waited_s: float) -> None:
+    def answered_beside(self, asked_at: float, late: int, waited_s: float) -> None:
         self.seats_shown = max(self.seats_shown, self.in_flight)
 
-    def is_late_by_chance(self, late: int, *, is_young: bool) -> bool:
+    def is_late_by_chance(self, late: int, *, is_young: bool, is_beside: bool) -> bool:
         return self.is_lucky
 
     def occupied_until(self, at: float) -> None:

@@ -264,15 +264,16 @@ class ProbeContext(Protocol):
         """
         ...
 
-    def answered_beside(self, asked_at: float, waited_s: float) -> None:
-        """Record that a canary sent at `asked_at` was answered: while requests went on, or by an idle unit
-        for which the one before it had waited so long in vain.
+    def answered_beside(self, asked_at: float, late: int, waited_s: float) -> None:
+        """Record that a canary sent at `asked_at` was answered, after so many late ones in a row, of which
+        the last had waited for `waited_s` in vain.
         """
         ...
 
-    def is_late_by_chance(self, late: int, *, is_young: bool) -> bool:
-        """So many canaries in a row were late: whether the unit is idle, and peers show that it is chance;
-        or it `is_young`, and this is the first.
+    def is_late_by_chance(self, late: int, *, is_young: bool, is_beside: bool) -> bool:
+        """So many canaries in a row were late, and nothing explains them: whether equals show that it is
+        chance, as far as nothing else tells of the unit (or others were answered, `is_beside` these); or
+        nothing is known of equals, and the unit `is_young`.
         """
         ...
 

@@ -35,6 +35,7 @@ from cellgate.probes.engines import (
 from cellgate.probes.served import ask_served, ask_version
 from cellgate.router.nouns import (
     BUSY_STATUSES,
+    USABLE,
     Build,
     Built,
     Evidence,
@@ -71,11 +72,9 @@ IN_LINE = 2.0
 """The factor of the timeout when it is unknown whether the canary has to wait for other requests."""
 BLIND_IDLE = 2.0 / 3.0
 """A unit that counts no steps gets its idle canary after this share of `canary_idle_s`: they fail later."""
-YOUNG, YOUNG_IDLE = 5, 0.5
-"""After so many answered canaries it is known how long they take; until then one more decides, and idle ones
-come so much sooner."""
-CHANCE_MAX_S = 20.0
-"""Late canaries in a row are chance for no longer."""
+YOUNG, YOUNG_LATE = 5, 2
+"""After so many answered canaries it is known how long they take; until then so many more decide, and idle
+ones come as soon as with work, so that a hang is found no later."""
 _WARM = (Verdict.UP, Verdict.SUSPECT, Verdict.PROBATION)
 """A unit with another verdict may take its first request, which warms the engine up."""
 _COMES_UP = (Verdict.STARTING, Verdict.PROBATION)
@@ -116,6 +115,8 @@ _TIMEOUTS = "timeouts"
 _UNANSWERED = "unanswered"
 """Note: since when canaries in a row have had no answer; and when the last one was sent."""
 _ASKED_NOTE = "asked"
+_LATE = "late"
+"""Note: those of them that nothing explains but a hang, or chance."""
 _OUTRUN = "outrun"
 """Note: canaries in a row that an idle unit was too slow for."""
 _RANK = "rank"
@@ -163,7 +164,8 @@ class Canary:
         if repeats < 1:
             return -inf
         left_until = last_at + min(self.period_s * (1 << repeats), _LEFT_MAX_S)
-        if context.hides_work() and not (context.verdict is Verdict.SUSPECT and context.is_seen_still):
+        is_seen = context.verdict is Verdict.SUSPECT and context.is_seen_still
+        if context.hides_work() and not (is_seen or (_is_young(context) and not context.in_flight)):
             return left_until
         return min(left_until, context.progress_at + idle_s(context))
 
@@ -174,9 +176,10 @@ class Canary:
         is_starting, asked_at = context.verdict is Verdict.STARTING, context.now()
         progress_at, restarted, timeout_s = context.progress_at, context.restarted, canary_timeout_s(context)
         timed_out, is_unseen, was_idle = False, False, context.in_flight == 0
-        waited_s = asked_at - context.notes.get(_ASKED_NOTE, asked_at) if _timeouts(context) else 0.0
+        late = _timeouts(context)
+        waited_s = asked_at - context.notes.get(_ASKED_NOTE, asked_at) if late else 0.0
         context.notes[_ASKED_NOTE] = asked_at
-        if not _timeouts(context):
+        if not late:
             context.notes[_UNANSWERED] = asked_at
         try:
             model = model_of(context)
@@ -187,18 +190,15 @@ class Canary:
             judged = await _fly_each(context, model, timeout_s)
         except FetchError as error:
             timed_out = error.trouble is Trouble.TIMEOUT
-            # A unit that has restarted meanwhile may need longer than this timeout.
-            excused = not isinstance(error, _AloneError) and (
-                context.progress_at > progress_at
-                or context.now() < context.borne_until
-                or context.hides_work(asked_at + _JOINS * timeout_s)
-                or canary_timeout_s(context) > timeout_s
-                or (timed_out and _may_be_chance(context))
+            excused = _is_excused(
+                context, error, asked_at, timeout_s, moved=context.progress_at > progress_at
             )
             is_unseen = timed_out and not context.is_seen_still
             within = f" within {context.now() - asked_at:.3g} s" if timed_out else ""
             judged = _Finding(*_weigh(error.trouble, excused=excused), f"no token{within}: {error}")
         context.notes[_TIMEOUTS] = _timeouts(context) + 1 if timed_out else 0
+        if not timed_out:
+            context.notes[_LATE] = 0
         is_outrun = timed_out and was_idle and context.in_flight == 0 and context.progress_at > progress_at
         context.notes[_OUTRUN] = context.notes.get(_OUTRUN, 0) + 1 if is_outrun else 0
         if context.restarted != restarted:
@@ -212,7 +212,7 @@ class Canary:
             async for reported in _what_it_is(context):
                 yield reported
         if judged.sign is Sign.GOOD:
-            _count_answered(context, asked_at, waited_s)
+            _count_answered(context, asked_at, late, waited_s)
         name, now = context.unit.name, context.now()
         yield judged.evidence(name, now, is_unseen=is_unseen)
         if is_starting and judged.sign is Sign.GOOD:
@@ -228,14 +228,14 @@ class Canary:
             judged = await _fly(context, _Kind(model=model), deadline)
         except FetchError as error:
             if error.trouble is Trouble.TIMEOUT:
-                context.is_late_by_chance(1, is_young=True)
+                context.is_late_by_chance(1, is_young=True, is_beside=False)
         else:
             took_s, usual = (
                 min(context.now() - asked_at, first_s),
                 context.notes.setdefault(_USUAL_S_NOTE, {}),
             )
             if judged.sign is Sign.GOOD:
-                context.answered_beside(asked_at, 0.0)
+                context.answered_beside(asked_at, 0, 0.0)
             if judged.sign is Sign.GOOD and not usual and took_s > least_s:
                 # Clients came meanwhile; but it took as long before any did.
                 usual[context.notes[_API][0]] = took_s
@@ -296,10 +296,20 @@ class _Finding(NamedTuple):
 def canary_timeout_s(context: ProbeContext) -> float:
     """Short for a unit with requests, long when the first request may have to warm the engine up.
 
-    Never shorter than the unit's stall limit, nor than what is usual for it, nor than pauses that it and its
-    peers have lately made; longer while it may have work that shows nothing but answers. For a DOWN unit it
-    doubles each time: it may need to warm up, or be gone.
+    Never shorter than the unit's stall limit, nor than what is usual for it; longer while it may have work
+    that shows nothing but answers. For a DOWN unit it doubles each time: it may need to warm up, or be gone.
+    While a unit is borne it is asked again and again, because one may be late by chance; the last one waits
+    until that ends.
     """
+    timeout_s = _worked_s(context)
+    if context.verdict not in USABLE:
+        return timeout_s
+    borne_s = _borne_until(context, at_once=True) - context.now()
+    return borne_s if timeout_s < borne_s < 2.0 * timeout_s else timeout_s
+
+
+def _worked_s(context: ProbeContext) -> float:
+    """How long a canary may take at a unit that works."""
     rules = context.rules
     if context.verdict in (Verdict.STARTING, Verdict.PROBATION):
         return rules.warm_up_timeout_s
@@ -307,12 +317,9 @@ def canary_timeout_s(context: ProbeContext) -> float:
         doublings = min(_timeouts(context), _DOUBLINGS_MAX)
         return min(rules.warm_up_timeout_s, rules.canary_timeout_s * (1 << doublings))
     is_suspect = context.verdict is Verdict.SUSPECT
-    borne_s = context.borne_until - context.now()
-    if not context.in_flight:
-        borne_s = max(borne_s, context.borne_s)
     if is_suspect and context.is_seen_still:
         # It has stalled for the limit, and its own counters say so.
-        return max(rules.canary_timeout_s, _STILL_TIMES * _usual_s(context), borne_s)
+        return max(rules.canary_timeout_s, _STILL_TIMES * _usual_s(context))
     # Those in a row without an answer have waited together.
     is_next = _timeouts(context) > 0 and context.progress_at < context.notes[_ASKED_NOTE]
     silent_s = min(context.stall_limit_s * (0.5 if is_suspect or is_next else 1.0), _WAITS_MAX_S)
@@ -323,7 +330,7 @@ def canary_timeout_s(context: ProbeContext) -> float:
     usual_s = _USUAL_TIMES * _usual_s(context)
     # Nothing kept it waiting, and the unit moved: the canary itself takes longer than that.
     outrun: int = min(context.notes.get(_OUTRUN, 0), _DOUBLINGS_MAX)
-    return max(least_s, silent_s, borne_s, min(usual_s * (1 << outrun), max(usual_s, _WAITS_MAX_S)))
+    return max(least_s, silent_s, min(usual_s * (1 << outrun), max(usual_s, _WAITS_MAX_S)))
 
 
 def late_at(context: ProbeContext, doubted_at: float) -> float:
@@ -593,15 +600,34 @@ async def _ask_by(kind: _Kind, context: ProbeContext, request_id: str, deadline:
 def idle_s(context: ProbeContext) -> float:
     """How long a unit may show no life: what runs there makes a hang urgent."""
     counts = context.load is not None and context.load.sighted
-    young = YOUNG_IDLE if _is_young(context) else 1.0
-    due_s = context.rules.canary_idle_s * (1.0 if counts else BLIND_IDLE * young)
-    return min(due_s, COUNTED_AWAKE_S if counts else AWAKE_S) if is_in_use(context) else due_s
+    due_s = context.rules.canary_idle_s * (1.0 if counts else BLIND_IDLE)
+    is_urgent = is_in_use(context) or (_is_young(context) and not counts)
+    return min(due_s, COUNTED_AWAKE_S if counts else AWAKE_S) if is_urgent else due_s
 
 
-def _may_be_chance(context: ProbeContext) -> bool:
-    """Whether one more that is late may be one of those for which that takes long, as at equals."""
-    is_chance = context.is_late_by_chance(_timeouts(context) + 1, is_young=_is_young(context))
-    return is_chance and context.now() - context.notes[_UNANSWERED] < CHANCE_MAX_S
+def _is_excused(
+    context: ProbeContext, error: FetchError, asked_at: float, timeout_s: float, *, moved: bool
+) -> bool:
+    """Whether a canary that failed so says nothing against the unit, which has `moved` meanwhile."""
+    is_explained = context.hides_work(asked_at + _JOINS * timeout_s) or _worked_s(context) > timeout_s
+    is_alone, is_hung, is_chance = isinstance(error, _AloneError), _HUNG in context.notes, False
+    if moved and not is_hung:
+        context.notes[_LATE] = 0
+    if error.trouble is Trouble.TIMEOUT and (is_hung or not (moved or is_explained)):
+        late = context.notes[_LATE] = context.notes.get(_LATE, 0) + 1
+        is_beside = is_alone or (is_hung and moved)
+        is_chance = context.is_late_by_chance(late, is_young=_says_little(context), is_beside=is_beside)
+    # A unit that has restarted meanwhile may need longer than this timeout.
+    others = not is_alone and (moved or is_explained or context.now() < _borne_until(context))
+    return is_chance or others
+
+
+def _borne_until(context: ProbeContext, *, at_once: bool = False) -> float:
+    """Until when no canary of its row speaks against the unit; `at_once`: if the next one is sent now."""
+    if context.in_flight:
+        return context.borne_until
+    since = context.now() if at_once and not _timeouts(context) else context.notes.get(_UNANSWERED, -inf)
+    return max(since, context.progress_at) + context.borne_s if context.borne_s else -inf
 
 
 def _is_young(context: ProbeContext) -> bool:
@@ -609,13 +635,18 @@ def _is_young(context: ProbeContext) -> bool:
     return _young_for(context) > 0
 
 
+def _says_little(context: ProbeContext) -> bool:
+    """Whether one more that is late says little, as far as nothing is known of others."""
+    return _is_young(context) and _timeouts(context) < YOUNG_LATE
+
+
 def _young_for(context: ProbeContext) -> int:
     count: int = context.notes.get(_YOUNG_FOR, 0)
     return count
 
 
-def _count_answered(context: ProbeContext, asked_at: float, waited_s: float) -> None:
-    context.answered_beside(asked_at, waited_s)
+def _count_answered(context: ProbeContext, asked_at: float, late: int, waited_s: float) -> None:
+    context.answered_beside(asked_at, late, waited_s)
     before = YOUNG if context.verdict is Verdict.STARTING else _young_for(context)
     context.notes[_YOUNG_FOR] = max(0, before - 1)
 

@@ -59,6 +59,8 @@ UNSEEN_S = 8.0
 """A stall is believed to be work for this long where nothing but a time-out of ours speaks against it: of a
 stream on an engine that may serve one request at a time; and of a unit while no other of its pool does
 better, even if its counters stand still."""
+ALL_STILL_S = 0.5
+"""All stand still now, if they did so at the last look, on a tick."""
 STALL_FIRST_S = 0.5
 """A unit under work is borne for so much longer than it takes to notice a stall and to wait for a canary: a
 pause of garbage collection, or of a kernel that is compiled, may be as long."""
@@ -116,7 +118,7 @@ def _prefill_s(state: UnitState) -> float:
     waits_s = 0.0 if counts else state.overtaken.at(state.quiet_since)
     # Others overtook one that waited as long as any: that was no work, and a canary would overtake as well.
     if waits_s and STALLS * waits_s >= longest_s and largest <= WAITED_TOKENS:
-        return min(prefill_s, max(waits_s, longest_s))
+        return 0.0
     return prefill_s
 
 
@@ -174,33 +176,44 @@ def borne_until(state: UnitState, now: float, rules: Rules) -> float:
 def borne_idle_s(state: UnitState, now: float) -> float:
     """How long an idle unit may be silent after it was asked for a token: as above."""
     wait_s = 0.0 if state.counters_at else state.overtaken.at(now)
-    return STALLS * max(state.pauses.longest_s(now), wait_s)
+    # Where all with work stand still, and none without has answered a canary since, it does so with them.
+    unseen_s = UNSEEN_S if now - state.overtaken.still_at < ALL_STILL_S else 0.0
+    return max(unseen_s, STALLS * max(state.pauses.longest_s(now), wait_s))
 
 
-def record_canary(state: UnitState, waited_s: float, now: float) -> None:
-    """A canary was answered; the one before it had waited so long in vain; 0: it was answered."""
+def record_canary(state: UnitState, late: int, waited_s: float, now: float) -> None:
+    """A canary was answered; so many before it were late, of which the last had waited so long in vain."""
+    name, waits = state.unit.name, state.overtaken
     # One that was out for late ones alone may have been well.
-    if not (_shows_nothing_else(state) and (state.case.verdict in USABLE or state.fell_unseen)):
-        state.overtaken.forget(state.unit.name)
-        return
-    state.overtaken.answered(state.unit.name, now)
-    if waited_s:
-        state.overtaken.add(min(waited_s, STILL_WAITS_MAX_S), now)
+    if not (state.case.verdict in USABLE or state.fell_unseen):
+        waits.forget(name)
+    elif shows_nothing_else(state) or waits.has_late(name):
+        overtaken_s = state.overtaken_s(now)
+        # Requests that were there before the last late one wait still: they have not held it up.
+        waits.answered(name, now, late if overtaken_s > waited_s else 0)
+        if waited_s := max(min(waited_s, STILL_WAITS_MAX_S), overtaken_s):
+            waits.add(waited_s, now)
 
 
-def is_late_by_chance(state: UnitState, late: int, now: float, *, is_young: bool) -> bool:
-    """So many canaries in a row were late: whether equals have shown that it may be chance."""
-    if not _shows_nothing_else(state):
+def is_late_by_chance(
+    state: UnitState, late: int, now: float, rules: Rules, *, is_young: bool, is_beside: bool
+) -> bool:
+    """So many canaries in a row were late, and nothing explains them: whether equals show that it is chance.
+    Where more than canaries tells of the unit, only of those that later requests have overtaken
+    (`is_beside`).
+    """
+    if not (is_beside or shows_nothing_else(state)):
         state.overtaken.forget(state.unit.name)
         return False
+    least_s = 2.0 * rules.canary_timeout_s
     return state.case.verdict in USABLE and state.overtaken.is_chance(
-        state.unit.name, late, now, is_young=is_young
+        state.unit.name, late, now, least_s, is_young=is_young
     )
 
 
-def _shows_nothing_else(state: UnitState) -> bool:
-    """Whether only canaries show that it works."""
-    return not state.leases and not state.counters_at
+def shows_nothing_else(state: UnitState) -> bool:
+    """Whether only canaries show that it works: it is idle, or all that it has waits for a first token."""
+    return not state.counters_at and not any(lease.committed for lease in state.leases)
 
 
 def is_reported(state: UnitState) -> bool:

@@ -16,8 +16,10 @@ LONGEST_S = 8.0
 """What was silent for longer has not paused: it hung, and was cured."""
 PAUSES_KEPT = 16
 CANARIES_KEPT = 64
-LATE_ERROR, LATE_MAX = 0.001, 8
+LATE_ERROR, LATE_MAX = 0.0001, 16
 """So seldom canaries in a row are late by chance when anything follows; so many always mean something."""
+FEW = 16
+"""Of fewer answered canaries it is not known how often they are late."""
 OVERTAKEN_MAX_S, STILL_WAITS_MAX_S = 60.0, 30.0
 """Waits for a first token from which it is learnt that some are long; and those that are not over: a request
 that has waited longer may be lost.
@@ -82,36 +84,52 @@ class Longest:
 
 
 class LongWaits(Longest):
-    """Waits for a first token of units of one kind; and how often canaries of idle ones were late."""
+    """Waits for a first token of units of one kind; how often canaries were late, where only they tell."""
 
-    __slots__ = ("_canaries", "_late_now")
+    __slots__ = ("_canaries", "_late_now", "still_at")
 
     def __init__(self) -> None:
         super().__init__()
+        self.still_at = -KEPT_S
+        """When all that had work were last seen to show nothing."""
         self._canaries: deque[tuple[float, int]] = deque(maxlen=CANARIES_KEPT)
         """When one was answered, and after how many late ones in a row."""
-        self._late_now: dict[str, int] = {}
-        """Of each unit: so many in a row, of which it is not known yet what they mean."""
+        self._late_now: dict[str, tuple[float, int]] = {}
+        """Of each unit: when the last one was late, and how many in a row, that are not explained yet."""
 
-    def answered(self, unit: str, now: float) -> None:
-        """A canary of an idle unit was answered in time."""
-        self._canaries.append((now, self._late_now.pop(unit, 0)))
+    def knows_few(self, now: float) -> bool:
+        """Whether so few were answered lately that more would tell something."""
+        return sum(now - at < KEPT_S for at, _ in self._canaries) < FEW
+
+    def has_late(self, unit: str) -> bool:
+        """Whether late ones of this unit are not explained yet."""
+        return unit in self._late_now
+
+    def answered(self, unit: str, now: float, late: int = 0) -> None:
+        """A canary was answered in time, where nothing else told; `late` ones before it, or those of which
+        nothing was known, were so by chance.
+        """
+        _, unknown = self._late_now.pop(unit, (now, 0))
+        self._canaries.append((now, max(late, unknown)))
 
     def forget(self, unit: str) -> None:
         """Late ones of this unit mean something else."""
         self._late_now.pop(unit, None)
 
-    def is_chance(self, unit: str, late: int, now: float, *, is_young: bool) -> bool:
-        """So many in a row were late: whether these, and one more, are chance as far as others have shown."""
+    def is_chance(self, unit: str, late: int, now: float, least_s: float, *, is_young: bool) -> bool:
+        """So many in a row were late: whether these, and one more, are chance as far as others have shown.
+        Requests that have waited for longer than `least_s` show that there is chance.
+        """
         if late >= LATE_MAX:
             return False
-        self._late_now[unit] = late
+        self._late_now[unit] = now, late
         if len(self._late_now) > CANARIES_KEPT:
             del self._late_now[next(iter(self._late_now))]
         known = [count for at, count in self._canaries if now - at < KEPT_S]
-        by_chance = sum(known) + sum(count for name, count in self._late_now.items() if name != unit)
-        if not by_chance:
-            # Nothing says that it is chance, where more than a few are known.
-            return is_young and late == 1
+        beside = ((at, count) for name, (at, count) in self._late_now.items() if name != unit)
+        by_chance = sum(known) + sum(count for at, count in beside if now - at < STILL_WAITS_MAX_S)
+        if not by_chance and self.at(now) < least_s:
+            # Nothing says that it is chance.
+            return is_young
         share = (by_chance + 1) / (by_chance + len(known) + 2)
         return float(share ** (late + 1)) > LATE_ERROR

@@ -99,13 +99,13 @@ async def test_when_all_stand_still_for_so_long_that_they_are_out_their_requests
 WAIT_S = 10.0
 
 
-def slowly(chance: float, rng: Random) -> Callable[[Request], Odd | None]:
-    """Some answers, canaries' as well, begin after `WAIT_S`; nothing tells them from others."""
+def slowly(chance: float, rng: Random, wait_s: float = WAIT_S) -> Callable[[Request], Odd | None]:
+    """Some answers, canaries' as well, begin after `wait_s`; nothing tells them from others."""
 
     def oddly(request: Request) -> Odd | None:
         is_slow = request.path.startswith("/v1/chat") and rng.random() < chance
         asked = Asked(b'"stream":true' in request.body, 20, rng)
-        return replace(KINDS["long"](asked), head_s=WAIT_S) if is_slow else None
+        return replace(KINDS["long"](asked), head_s=wait_s) if is_slow else None
 
     return oddly
 
@@ -122,6 +122,34 @@ async def test_first_tokens_that_take_long_by_chance_are_nobodys_fault(stage: St
     assert all(visit.is_answered for visit in users.visits)
     assert not [each for each in stage.shots() if "-> down" in each]
     assert extra(stage) <= 0.02 * len(users.visits)
+
+
+@pytest.mark.parametrize("seed", [0, 5, 20])
+@played(lambda seed: Stage(seed, units=2, timing=STEPS, is_blind=True), given=("seed",))
+async def test_canaries_that_take_long_beside_requests_that_all_wait_are_nobodys_fault(stage: Stage) -> None:
+    """As the load begins nothing is known yet: neither of waits nor of canaries."""
+    stage.liars.update(stage.engines)
+    for engine in stage.engines.values():
+        engine.behaviour.oddly = slowly(0.4, stage.rng, 20.0)
+    users = Users(stage, 4)
+    await asyncio.sleep(25.0)
+    await users.leave()
+    assert all(visit.is_answered for visit in users.visits)
+    assert not [each for each in stage.shots() if "-> down" in each]
+    assert extra(stage) == 0
+
+
+@pytest.mark.parametrize("options", [{}, {"is_blind": True}], ids=str)
+@played(lambda options: Stage(units=6, timing=STEPS, **options), given=("options",))
+async def test_units_without_work_that_stand_still_with_all_that_have_some_stay(stage: Stage) -> None:
+    """They are asked, because the others are silent."""
+    await asyncio.sleep(30.0)
+    users = Users(stage, 2)
+    await asyncio.sleep(5.0)
+    await asyncio.gather(*(pause(engine, 6.0) for engine in stage.engines.values()))
+    await users.leave()
+    assert all(visit.is_answered for visit in users.visits)
+    assert not [each for each in stage.shots() if "-> down" in each]
 
 
 FOUND_S = 40.0

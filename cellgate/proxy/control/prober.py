@@ -39,9 +39,11 @@ from cellgate.router.health import (
     is_late_by_chance,
     is_seen_still,
     record_canary,
+    shows_nothing_else,
     stall_limit_s,
 )
 from cellgate.router.nouns import (
+    USABLE,
     Answered,
     Build,
     Built,
@@ -83,6 +85,8 @@ _SAID_AGAIN = "again"
 SWEEP_S = 1.0
 PEERS_ASKED = 2
 """So many idle ones get a canary when a unit stalls, or that of an idle one is late: do they do better?"""
+LATE_S = 3.0
+"""For so long after a late canary they are asked each second, while that may tell something."""
 READ_AGAIN_S = 0.3
 """The counters of a unit that stands still are read once more within this time."""
 
@@ -131,6 +135,8 @@ class Prober:
         """Says what a canary means that was refused."""
         self._timers: Timers | None = None
         self._sweep_at = 0.0
+        self._late: dict[str, float] = {}
+        """Units whose canaries are late, and when the last one was."""
         self.on_pause: Callable[[UnitState, EnginePause], None] = lambda _state, _said: None
         """Takes what engines say of standing still on purpose."""
 
@@ -209,6 +215,11 @@ class Prober:
         self._sweep_at = now + SWEEP_S
         for runner in list(self._running):
             runner.sweep(now)
+        for name, at in list(self._late.items()):
+            if now - at < LATE_S and (state := self._board.units.get(name)) is not None:
+                self._ask_idle_peers(state, now)
+            else:
+                del self._late[name]
 
     def observe(self, evidence: Evidence) -> Consequence:
         """Give evidence to the Board, and act on what follows from it."""
@@ -231,8 +242,9 @@ class Prober:
             self.look_now(evidence.unit, Canary.name, EngineMetrics.name)
         if evidence.sign is Sign.BAD and evidence.source != Canary.name:
             self._hasten_canary(evidence)
-        elif evidence.is_unseen and evidence.sign is Sign.BAD and state is not None and not state.leases:
-            self._ask_idle_peers(state)
+        elif evidence.is_unseen and state is not None and state.case.verdict in USABLE:
+            self._late[evidence.unit] = evidence.at
+            self._ask_idle_peers(state, evidence.at)
         if consequence.flip is not None:
             if probes := _LOOK_AT.get(consequence.flip.after):
                 self.look_now(evidence.unit, *probes)
@@ -253,11 +265,11 @@ class Prober:
         for runner in self._all.get(name, ()):
             runner.hurry()
 
-    def _ask_idle_peers(self, state: UnitState) -> None:
-        """A canary of an idle unit is late: whether that is chance equals show, where nothing else tells."""
-        idle = (o for o in self._board.peers(state) if not (o.leases or o.counters_at or state.counters_at))
-        for other in islice(idle, PEERS_ASKED):
-            self.look_now(other.unit.name, Canary.name)
+    def _ask_idle_peers(self, state: UnitState, now: float) -> None:
+        """A canary is late: whether that is chance equals show, where only they tell and few are known."""
+        if state.overtaken.knows_few(now) and shows_nothing_else(state):
+            for other in islice(filter(shows_nothing_else, self._board.peers(state)), PEERS_ASKED):
+                self.look_now(other.unit.name, Canary.name)
 
     def _hasten_canary(self, evidence: Evidence) -> None:
         """A canary on its way to a unit that is now a suspect gets no longer than that of any suspect,
@@ -496,12 +508,14 @@ class UnitContext:
     def borne_s(self) -> float:
         return borne_idle_s(self.unit_state, self.now())
 
-    def answered_beside(self, asked_at: float, waited_s: float) -> None:
+    def answered_beside(self, asked_at: float, late: int, waited_s: float) -> None:
         self.unit_state.record_slots(asked_at)
-        record_canary(self.unit_state, waited_s, self.now())
+        record_canary(self.unit_state, late, waited_s, self.now())
 
-    def is_late_by_chance(self, late: int, *, is_young: bool) -> bool:
-        return is_late_by_chance(self.unit_state, late, self.now(), is_young=is_young)
+    def is_late_by_chance(self, late: int, *, is_young: bool, is_beside: bool) -> bool:
+        return is_late_by_chance(
+            self.unit_state, late, self.now(), self.rules, is_young=is_young, is_beside=is_beside
+        )
 
     def occupied_until(self, at: float) -> None:
         self.unit_state.occupied_until = at

@@ -117,6 +117,7 @@ class StallWatch:
         if now - state.quiet_since >= self._board.rules.silent_min_s:
             self._watch_pause(state)
             if state.is_alone:
+                state.overtaken.still_at = now
                 self._ask_peers(state, now)
             elif not state.counters_at and self._waits_at.get(state.models) != now:
                 # All that are alike learn from one look on a tick.

@@ -228,6 +228,20 @@ def test_it_waits_as_long_as_the_unit_may_be_silent(state: dict[str, Any], timeo
     assert canary_timeout_s(context) == timeout_s
 
 
+@pytest.mark.parametrize(("borne_s", "timeout_s"), [(2.0, 2.5), (4.0, 4.0), (6.0, 2.5)])
+def test_while_a_unit_is_borne_it_is_asked_again_and_the_last_one_waits_to_the_end(
+    borne_s: float, timeout_s: float
+) -> None:
+    """One alone may be late by chance, and says nothing of the unit until it is answered."""
+    idle = FakePatient(lambda _: Trouble.TIMEOUT, rules=RULES, load=SIGHTED, borne_s=borne_s)
+    busy = replace(idle, borne_s=0.0, in_flight=1, borne_until=idle.now_s + borne_s, notes={})
+    for context in (idle, busy):
+        assert canary_timeout_s(context) == timeout_s
+        first_at = context.now_s
+        while context.now_s < first_at + borne_s:
+            assert fly(context).sign is (Sign.NEUTRAL if context.now_s < first_at + borne_s else Sign.BAD)
+
+
 def test_the_next_one_waits_half_as_long_where_nothing_has_moved_since_the_last() -> None:
     """They have waited together for the same work. One on its way is late as one sent with the doubt."""
     context = FakePatient(lambda _: Trouble.TIMEOUT, rules=RULES, load=SIGHTED, stall_limit_s=7.0)
