@@ -77,8 +77,9 @@ class Scaling:
 
     def _replay(self, pool: PoolUnits, now: float) -> Iterator[None]:
         """Compute the waits of a pool, one replay at a time: all of them hold the loop for 13 ms."""
-        found = Waits()
-        for each in waits_in_parts(demand_of(self._requests(), pool.usable, now)):
+        demand, found = demand_of(self._requests(), pool.usable, now), Waits()
+        yield
+        for each in waits_in_parts(demand):
             found = each
             yield
         self._waits[pool.name] = len(pool.usable), found

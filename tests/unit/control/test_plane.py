@@ -109,7 +109,7 @@ async def test_one_unit_fewer_is_asked_for_once_and_the_last_one_stays(units: in
     scaling = Scaling(board, Queue(FairRules()))
     for at in range(60):
         scaling.answered.append((float(at), at + 0.1, at + 0.5, 10, names[at % units]))
-    for at in range(240, 246):
+    for at in range(240, 247):
         scaling.tick(at / 4)
     assert (await scaling.view(2.0))["pools"][0]["desired_units"] == desired
     board.drain("u0", drained=True)
