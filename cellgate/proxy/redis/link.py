@@ -153,9 +153,7 @@ class RedisLink:
         self._wake = asyncio.Event()
         self._sessions = 0
         self._own, self._known = set[IndexEntry](), set[IndexEntry]()
-        self._gates = frozenset[str]()  # Those of the index.
-        self._heard = frozenset[str]()
-        """Other gates that had a heartbeat when they were read last."""
+        self._gates = self._heard = frozenset[str]()  # Of the index; and others that had a heartbeat last.
         self._tasks: list[asyncio.Task[None]] = []
         self._clients: list[RedisClient] = []
         self.state = LinkState.AWAY

@@ -33,51 +33,6 @@ RosterKey = tuple[str, str]
 """(unit, gate)"""
 
 
-_NOTHING = UnitReport("", "", "", Verdict.UP)
-
-
-@dataclass(slots=True)
-class _Total:
-    """The fields of RemoteLoad."""
-
-    in_flight: int = 0
-    prefilling: int = 0
-    tokens: int = 0
-    errors: float = 0.0
-    degraded: float = 0.0
-    itl_s: float = 0.0
-    drained: bool = False
-
-    def change(self, old: UnitReport, new: UnitReport) -> bool:
-        """A gate reports this instead of that. False: it had the worst, which has to be found anew."""
-        old_itl_s, new_itl_s = old.itl_s or 0.0, new.itl_s or 0.0
-        if (
-            new.errors < old.errors == self.errors
-            or new.degraded < old.degraded == self.degraded
-            or new_itl_s < old_itl_s == self.itl_s
-            or (old.drained and not new.drained)
-        ):
-            return False
-        self.in_flight += new.in_flight - old.in_flight
-        self.prefilling += min(new.prefilling, new.in_flight) - min(old.prefilling, old.in_flight)
-        self.tokens += new.uncached_tokens - old.uncached_tokens
-        self.errors, self.degraded = max(self.errors, new.errors), max(self.degraded, new.degraded)
-        self.itl_s, self.drained = max(self.itl_s, new_itl_s), self.drained or new.drained
-        return True
-
-    def remote_load(self) -> RemoteLoad:
-        """As others take it."""
-        return RemoteLoad(
-            self.in_flight,
-            self.prefilling,
-            self.tokens,
-            self.errors,
-            self.degraded,
-            self.itl_s,
-            self.drained,
-        )
-
-
 class Roster:
     """The valid reports, by unit and gate. `own` is the reading gate, whose own reports are ignored."""
 
@@ -327,6 +282,51 @@ class Roster:
             self._fresh.discard(gate)
         self._dropped.setdefault(key, at)
         self._changed[unit] = None
+
+
+_NOTHING = UnitReport("", "", "", Verdict.UP)
+
+
+@dataclass(slots=True)
+class _Total:
+    """The fields of RemoteLoad."""
+
+    in_flight: int = 0
+    prefilling: int = 0
+    tokens: int = 0
+    errors: float = 0.0
+    degraded: float = 0.0
+    itl_s: float = 0.0
+    drained: bool = False
+
+    def change(self, old: UnitReport, new: UnitReport) -> bool:
+        """A gate reports this instead of that. False: it had the worst, which has to be found anew."""
+        old_itl_s, new_itl_s = old.itl_s or 0.0, new.itl_s or 0.0
+        if (
+            new.errors < old.errors == self.errors
+            or new.degraded < old.degraded == self.degraded
+            or new_itl_s < old_itl_s == self.itl_s
+            or (old.drained and not new.drained)
+        ):
+            return False
+        self.in_flight += new.in_flight - old.in_flight
+        self.prefilling += min(new.prefilling, new.in_flight) - min(old.prefilling, old.in_flight)
+        self.tokens += new.uncached_tokens - old.uncached_tokens
+        self.errors, self.degraded = max(self.errors, new.errors), max(self.degraded, new.degraded)
+        self.itl_s, self.drained = max(self.itl_s, new_itl_s), self.drained or new.drained
+        return True
+
+    def remote_load(self) -> RemoteLoad:
+        """As others take it."""
+        return RemoteLoad(
+            self.in_flight,
+            self.prefilling,
+            self.tokens,
+            self.errors,
+            self.degraded,
+            self.itl_s,
+            self.drained,
+        )
 
 
 def _has_load(report: UnitReport) -> bool:
