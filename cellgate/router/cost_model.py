@@ -26,7 +26,7 @@ from cellgate.router.cost import (
     price,
     terms,
 )
-from cellgate.router.errors import Errors
+from cellgate.router.error_share import Errors
 from cellgate.router.learning import FIRST_ANSWER_TOKENS, Rates
 from cellgate.router.nouns import Ask, Load
 from cellgate.router.prefix import DEFAULT_KV_TOKENS, Computed, KnownPrefixes, PrefixCache, blocks_for

@@ -13,7 +13,7 @@ from math import inf
 from cellgate.router.attention import USUAL_S, Attention
 from cellgate.router.cost import COSTS, cost_terms, usual_of
 from cellgate.router.cost_model import ALL_BLOCKS, RemoteLoad, expected_s
-from cellgate.router.errors import ALSO_OF_OTHERS_S, Errors, compare_errors
+from cellgate.router.error_share import ALSO_OF_OTHERS_S, Errors, compare_errors
 from cellgate.router.learning import Peer, learn_of_peers, learning_of_peers
 from cellgate.router.outliers import Speed, compare, fade
 from cellgate.router.unit_state import UnitState

@@ -18,7 +18,7 @@ PAUSES_KEPT = 16
 CANARIES_KEPT = 64
 LATE_ERROR, LATE_MAX = 0.0001, 16
 """So seldom canaries in a row are late by chance when anything follows; so many always mean something."""
-FEW = 16
+FEW_CANARIES = 16
 """Of fewer answered canaries it is not known how often they are late."""
 OVERTAKEN_MAX_S, STILL_WAITS_MAX_S = 60.0, 30.0
 """Waits for a first token from which it is learnt that some are long; and those that are not over: a request
@@ -99,7 +99,7 @@ class LongWaits(Longest):
 
     def knows_few(self, now: float) -> bool:
         """Whether so few were answered lately that more would tell something."""
-        return sum(now - at < KEPT_S for at, _ in self._canaries) < FEW
+        return sum(now - at < KEPT_S for at, _ in self._canaries) < FEW_CANARIES
 
     def has_late(self, unit: str) -> bool:
         """Whether late ones of this unit are not explained yet."""

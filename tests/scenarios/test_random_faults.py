@@ -12,7 +12,7 @@ import pytest
 from cellgate.policies import POLICIES
 from cellgate.proxy.config.settings import Timeouts
 from cellgate.proxy.control.dispatcher import COOL_S
-from cellgate.router.errors import Errors
+from cellgate.router.error_share import Errors
 from tests.scenarios.harness import BACK_S, CHAT, Stage
 from tests.scenarios.seeds import seeds
 from tests.scenarios.visit import Visit, chat

@@ -34,7 +34,7 @@ from cellgate.proxy.request.ports import (
 )
 from cellgate.router.backlog import Abandoned
 from cellgate.router.cost_model import Usage
-from cellgate.router.errors import ALSO_OF_OTHERS_S
+from cellgate.router.error_share import ALSO_OF_OTHERS_S
 from cellgate.router.nouns import Ask, Evidence, Outcome, Refusal, Sign, SplitStep, Strength
 from cellgate.router.queue import Ticket
 from cellgate.router.shares import left_to_read

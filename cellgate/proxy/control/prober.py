@@ -85,7 +85,7 @@ _SAID_AGAIN = "again"
 SWEEP_S = 1.0
 PEERS_ASKED = 2
 """So many idle ones get a canary when a unit stalls, or that of an idle one is late: do they do better?"""
-LATE_S = 3.0
+LATE_CANARY_S = 3.0
 """For so long after a late canary they are asked each second, while that may tell something."""
 READ_AGAIN_S = 0.3
 """The counters of a unit that stands still are read once more within this time."""
@@ -216,7 +216,7 @@ class Prober:
         for runner in list(self._running):
             runner.sweep(now)
         for name, at in list(self._late.items()):
-            if now - at < LATE_S and (state := self._board.units.get(name)) is not None:
+            if now - at < LATE_CANARY_S and (state := self._board.units.get(name)) is not None:
                 self._ask_idle_peers(state, now)
             else:
                 del self._late[name]

@@ -153,7 +153,7 @@ class RedisLink:
         self._wake = asyncio.Event()
         self._sessions = 0
         self._own, self._known = set[IndexEntry](), set[IndexEntry]()
-        self._gates = self._heard = frozenset[str]()  # Of the index; and others that had a heartbeat last.
+        self._gates = self._present = frozenset[str]()  # Of the index; and others that had a heartbeat last.
         self._tasks: list[asyncio.Task[None]] = []
         self._clients: list[RedisClient] = []
         self.state = LinkState.AWAY
@@ -272,7 +272,7 @@ class RedisLink:
             return []
         await self._take(changes)
         has_prefixes = await self._put_prefixes(commands)
-        beat, due = writer.beat(self._now(), has_prefixes=has_prefixes, others=len(self._heard))
+        beat, due = writer.beat(self._now(), has_prefixes=has_prefixes, others=len(self._present))
         missing, refused = await commands.put(self._gate, due, self._document_ms)
         self.counts["documents_written"] += len(due) - len(missing)
         writer.refused(missing)
@@ -314,14 +314,14 @@ class RedisLink:
             known = await commands.index(cells)
             if len(known) >= MEMBERS_MAX:
                 # Somebody has filled it. Who was heard is not lost among them.
-                known |= {member for member in self._known if member.gate in self._heard}
+                known |= {member for member in self._known if member.gate in self._present}
             self._sizes, self._known = sizes, known
             self._gates = frozenset([member.gate async for member in in_turns(self._known)])
         # Restore index entries in a Redis that came back empty, and add new ones.
         await commands.add_to_index(self._own - self._known)
         self._known |= self._own
         beats = await self._reading.read(commands, self._gates)
-        self._heard = frozenset(beats)
+        self._present = frozenset(beats)
         await self._forget_departed(commands)
         if self._prefixes is not None:
             await self._get_prefixes(commands, self._prefixes, beats)

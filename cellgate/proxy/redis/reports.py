@@ -389,7 +389,7 @@ class Beat:
         return rows
 
 
-class Heard(NamedTuple):
+class ReceivedBeat(NamedTuple):
     """A beat that was read: when it was written, by the reader's clock, and what is new in it."""
 
     beat: Beat
@@ -475,9 +475,9 @@ class BeatWriter:
         if not self._number:
             # Who reads the first one reads all documents, which are written before it.
             self._changed = {}
-        told = self._told_now(max(ROWS_LEAST, ROWS_READ // max(1, others)))
-        before = self._before(told)
-        self._recent.append(told)
+        published = self._published_now(max(ROWS_LEAST, ROWS_READ // max(1, others)))
+        before = self._before(published)
+        self._recent.append(published)
         self._number += 1
         message: dict[str, Any] = {
             "v": BEAT_VERSION,
@@ -485,33 +485,33 @@ class BeatWriter:
             "beat": self._number,
             "prefixes": has_prefixes,
             "at_s": round(now, 3),
-            "units": {unit: self._row(unit, names, now) for unit, names in told.items()},
+            "units": {unit: self._row(unit, names, now) for unit, names in published.items()},
         }
         if before:
             message["before"] = {unit: self._row(unit, names, now) for unit, names in before.items()}
         return orjson.dumps(message), list(self._take_due())
 
-    def _told_now(self, most: int) -> dict[str, AbstractSet[str] | None]:
+    def _published_now(self, most: int) -> dict[str, AbstractSet[str] | None]:
         """What of all changes is told in this beat; the others wait for the next ones."""
         changed = self._changed
         if len(changed) <= most:
             self._changed = {}
             return changed
-        told = {unit: names for unit, names in changed.items() if names is None or not names <= _LOAD}
-        waiting = (unit for unit in changed if unit not in told)
-        told |= {unit: changed[unit] for unit in islice(waiting, max(0, most - len(told)))}
-        for unit in told:
+        published = {unit: names for unit, names in changed.items() if names is None or not names <= _LOAD}
+        waiting = (unit for unit in changed if unit not in published)
+        published |= {unit: changed[unit] for unit in islice(waiting, max(0, most - len(published)))}
+        for unit in published:
             del changed[unit]
-        return told
+        return published
 
-    def _before(self, told: Mapping[str, AbstractSet[str] | None]) -> dict[str, AbstractSet[str] | None]:
+    def _before(self, published: Mapping[str, AbstractSet[str] | None]) -> dict[str, AbstractSet[str] | None]:
         """What the beats before have told, within the window, and this one does not."""
         before: dict[str, AbstractSet[str] | None] = {}
         for recent in self._recent:
             for unit, found in recent.items():
                 known = before.get(unit)
                 before[unit] = found if known is None or found is None else known | found
-        for unit, names in told.items():
+        for unit, names in published.items():
             if (known := before.pop(unit, None)) is not None and names is not None and known - names:
                 before[unit] = known - names
         return before
@@ -569,13 +569,13 @@ class MissedBeats:
     is_read: bool = False
     latest: dict[str, _Latest] = field(default_factory=dict)
 
-    def hear(self, heard: Heard) -> None:
+    def hear(self, received: ReceivedBeat) -> None:
         """A beat was read."""
-        for unit, row in heard.rows.items():
+        for unit, row in received.rows.items():
             before = self.latest.get(unit)
             known = before.row or {} if before is not None else {}
             news = {**known, **row} if isinstance(row, dict) else None
-            self.latest[unit] = _Latest(news, heard.at, heard.beat.at_s)
+            self.latest[unit] = _Latest(news, received.at, received.beat.at_s)
 
     def newest(self, report: UnitReport, at: float) -> tuple[UnitReport, float] | None:
         """What was said of a unit, by a document that was written then and beats since; None: it has gone."""
@@ -645,22 +645,22 @@ class BeatReader:
             for gate in known.keys() - gates:
                 del known[gate]
 
-    def hear(self, beat: Beat, now: float) -> Heard | None:
+    def hear(self, beat: Beat, now: float) -> ReceivedBeat | None:
         """A beat was read; None: it is one that no gate writes any more."""
         last, clock = self._numbers.get(beat.gate), self._clocks.get(beat.gate)
         if clock is not None and last == beat.number:
             # One in Redis ends after `expiry_s`.
-            return Heard(beat, clock.at, {}) if now - clock.at <= 2.0 * self._expiry_s else None
+            return ReceivedBeat(beat, clock.at, {}) if now - clock.at <= 2.0 * self._expiry_s else None
         at_s = beat.at_s if beat.at_s is not None else now
         if clock is None or (last is not None and beat.number < last):
             clock = self._clocks[beat.gate] = _Clock(now - at_s, now - at_s, now + CLOCK_TURN_S)
         self._numbers[beat.gate] = beat.number
-        heard = Heard(beat, clock.written_at(at_s, now, self._expiry_s), beat.since(last))
+        received = ReceivedBeat(beat, clock.written_at(at_s, now, self._expiry_s), beat.since(last))
         if last is None or not last <= beat.number <= last + WINDOW:
             self.behind[beat.gate] = MissedBeats(beat.number + DOCUMENT_BEATS)
         if (behind := self.behind.get(beat.gate)) is not None:
-            behind.hear(heard)
-        return heard
+            behind.hear(received)
+        return received
 
 
 def read_beat(document: Any, gate: str) -> Beat | None:

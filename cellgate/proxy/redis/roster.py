@@ -165,7 +165,7 @@ class Roster:
             total = self._totals[unit] = _Total()
             for gate, (report, _) in self._units[unit].items():
                 if gate in self._fresh:
-                    total.change(_NOTHING, report)
+                    total.change(_NO_REPORT, report)
         return total.remote_load()
 
     def changed(self, now: float) -> list[str]:
@@ -245,8 +245,8 @@ class Roster:
         """A gate is about to say that of a unit, or nothing any more."""
         total, known = self._totals.get(unit), self._units.get(unit, {}).get(gate)
         if total is not None and gate in self._fresh:
-            old = known[0] if known is not None else _NOTHING
-            if not total.change(old, report if report is not None else _NOTHING):
+            old = known[0] if known is not None else _NO_REPORT
+            if not total.change(old, report if report is not None else _NO_REPORT):
                 del self._totals[unit]
         if unit in self._lives:
             best, life_age_s = self._lives[unit], report.life_age_s if report is not None else None
@@ -284,7 +284,7 @@ class Roster:
         self._changed[unit] = None
 
 
-_NOTHING = UnitReport("", "", "", Verdict.UP)
+_NO_REPORT = UnitReport("", "", "", Verdict.UP)
 
 
 @dataclass(slots=True)

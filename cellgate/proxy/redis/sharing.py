@@ -30,9 +30,9 @@ from cellgate.proxy.redis.reports import (
     HEARTBEAT_S,
     Beat,
     BeatReader,
-    Heard,
     MissedBeats,
     Names,
+    ReceivedBeat,
     Seen,
     UnitReport,
     read_beat,
@@ -106,9 +106,9 @@ class ReportReading:
                 self.absent[gate] = self.absent.get(gate, 0) + 1
         self._roster.answered(self._now())
         await self._read_documents(commands, beats)
-        for heard in beats.values():
-            await self._take(heard)
-        return {gate: heard.beat for gate, heard in beats.items()}
+        for received in beats.values():
+            await self._take(received)
+        return {gate: received.beat for gate, received in beats.items()}
 
     def _asked(self, gates: Collection[str]) -> list[str]:
         """The gates that may have a beat, without those that have said much that was nothing just now. There
@@ -121,9 +121,9 @@ class ReportReading:
             others = sorted(others, key=lambda gate: (not self._beats.knows(gate), gate))[:BEATS_READ]
         return sorted(gate for gate in others if gate not in self._loud)
 
-    async def _read_beats(self, commands: RedisCommands, gates: Iterable[str]) -> dict[str, Heard]:
+    async def _read_beats(self, commands: RedisCommands, gates: Iterable[str]) -> dict[str, ReceivedBeat]:
         """The beats of those who have one."""
-        found: dict[str, Heard] = {}
+        found: dict[str, ReceivedBeat] = {}
         async for gate, document in commands.get_beats(gates):
             size = len(document) if isinstance(document, bytes) else 0
             if size > LARGE_BYTES:
@@ -132,16 +132,16 @@ class ReportReading:
             beat = read_beat(document, gate) if document is not None else None
             if beat is None and size > LARGE_BYTES:
                 self._loud[gate] = self._now() + LOUD_S
-            heard = self._beats.hear(beat, self._now()) if beat is not None else None
-            if heard is not None:
-                found[gate] = heard
+            received = self._beats.hear(beat, self._now()) if beat is not None else None
+            if received is not None:
+                found[gate] = received
                 self._counts["beats_read"] += 1
             elif document is not None:
                 self._counts["documents_refused"] += 1
         self._beats.keep(found.keys())
         return found
 
-    async def _read_documents(self, commands: RedisCommands, beats: Mapping[str, Heard]) -> None:
+    async def _read_documents(self, commands: RedisCommands, beats: Mapping[str, ReceivedBeat]) -> None:
         """Of the gates of which something was missed, some of each in turn."""
         self._begin(beats)
         left = DOCUMENTS_READ
@@ -154,14 +154,14 @@ class ReportReading:
                 if not reading.cursor or len(reading.units) > DOCUMENTS_MAX:
                     self._end(gate, reading)
 
-    def _begin(self, beats: Mapping[str, Heard]) -> None:
+    def _begin(self, beats: Mapping[str, ReceivedBeat]) -> None:
         for gate in [gate for gate in self._readings if gate not in beats]:
             del self._readings[gate]
         for gate, behind in self._beats.behind.items():
-            reading, heard = self._readings.get(gate), beats[gate]
-            is_again = heard.beat.number >= behind.again_at
+            reading, received = self._readings.get(gate), beats[gate]
+            is_again = received.beat.number >= behind.again_at
             if (reading is None or reading.behind is not behind) and (is_again or not behind.is_read):
-                self._readings[gate] = _Reading(behind, is_again, heard.at)
+                self._readings[gate] = _Reading(behind, is_again, received.at)
 
     def _end(self, gate: str, reading: _Reading) -> None:
         """All documents of a gate were read. Of one that has none Redis may have lost them."""
@@ -171,14 +171,14 @@ class ReportReading:
             del self._beats.behind[gate]
             self._roster.drop_others(gate, reading.units, reading.since)
 
-    def _take_document(self, reading: _Reading, heard: Heard, unit: str, document: bytes) -> None:
-        report, beat = read_report(document), heard.beat
+    def _take_document(self, reading: _Reading, received: ReceivedBeat, unit: str, document: bytes) -> None:
+        report, beat = read_report(document), received.beat
         if report is None or (report.unit, report.gate) != (unit, beat.gate):
             self._counts["documents_refused"] += 1
             return
         self._counts["documents_read"] += 1
         reading.units.add(unit)
-        newest = reading.behind.newest(report, written_at(report, beat, heard.at))
+        newest = reading.behind.newest(report, written_at(report, beat, received.at))
         if newest is not None:
             # It may be older than a message on the channel meanwhile.
             now = self._now()
@@ -186,10 +186,10 @@ class ReportReading:
             if self._roster.update((unit, beat.gate), seen, now):
                 self._on_report((unit, beat.gate), seen)
 
-    async def _take(self, heard: Heard) -> None:
-        gate, at = heard.beat.gate, heard.at
+    async def _take(self, received: ReceivedBeat) -> None:
+        gate, at = received.beat.gate, received.at
         self._roster.beat(gate, at)
-        for number, (unit, row) in enumerate(heard.rows.items(), 1):
+        for number, (unit, row) in enumerate(received.rows.items(), 1):
             report = self._roster.change((unit, gate), row if isinstance(row, dict) else None, at)
             if report is not None:
                 self._on_report((unit, gate), Seen(report, self._now() - at))

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cellgate.router.errors import Errors, compare_errors
+from cellgate.router.error_share import Errors, compare_errors
 from tests.unit.router.test_learning import law
 
 TICK_S = 0.25

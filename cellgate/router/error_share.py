@@ -19,7 +19,7 @@ _COMPARED_S = 1.0
 """So long it counts how others fail: that is looked at on each tick."""
 _ATTEMPTS = 32
 """So many attempts on each of two units are compared. More would hide a unit that has just begun to fail."""
-_FULL = 1 << _ATTEMPTS
+_FULL_RECORD = 1 << _ATTEMPTS
 _HARDLY = 0.002
 """So seldom one of several equals differs so much from another one by chance."""
 
@@ -68,7 +68,7 @@ class Errors:
 
     def _count(self, failed: int) -> None:
         recent = self._recent << 1 | failed
-        self._recent = recent & (_FULL - 1) | _FULL if recent >= 2 * _FULL else recent
+        self._recent = recent & (_FULL_RECORD - 1) | _FULL_RECORD if recent >= 2 * _FULL_RECORD else recent
 
     def counted(self, in_flight: int) -> tuple[int, int]:
         """How many of the last attempts have failed, and how many there were. Those in flight have not failed
