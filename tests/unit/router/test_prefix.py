@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import sys
 import tracemalloc
@@ -60,6 +61,8 @@ def test_trust_follows_what_the_engine_found_and_a_new_incarnation_is_trusted_an
 def test_the_objects_that_known_prompts_consist_of_are_counted(size: int) -> None:
     """By them memory that has grown for a reason is told from a leak."""
     cache, rng = PrefixCache(1 << 16), random.Random(size)
+    # Nothing of other tests is freed meanwhile.
+    gc.collect()
     before = sys.getallocatedblocks()
     for _ in range(20_000 // size):
         cache.record([rng.getrandbits(63) for _ in range(size)])
