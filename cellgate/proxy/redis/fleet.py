@@ -71,6 +71,8 @@ class FleetEvidence:
         """Units that are drained at a gate, and which gate."""
         self._epochs: dict[str, tuple[str, str, int]] = {}
         """By unit: the gate of the last epoch, that epoch, and the number of the incarnation."""
+        self._gone: dict[str, float] = {}
+        """Units that were said to be gone, and since when."""
 
     def take(self, fleet_unit: FleetUnit, now: float) -> None:
         """Apply the report of one unit, if it is on the Board."""
@@ -87,15 +89,26 @@ class FleetEvidence:
             self._take_epoch(state, fleet_unit.latest.report, now)
             self._take_drain(fleet_unit)
             self._take_hold(state, fleet_unit.latest.report, now)
-        for evidence in _words(state, fleet_unit, self._board.rules.passes, now):
+        for evidence in self._news(state, fleet_unit, now):
             self._observe(evidence)
         if before is not state:
             # It has not restarted, so no slow start is needed.
             state.up_since = before.up_since
 
+    def _news(self, state: UnitState, fleet_unit: FleetUnit, now: float) -> Iterator[Evidence]:
+        """That a unit is gone is said once: its gate may answer all the same, as the unit's canaries show."""
+        name, gone_since = fleet_unit.name, fleet_unit.gone_since
+        if gone_since is None:
+            self._gone.pop(name, None)
+        elif self._gone.get(name) == gone_since:
+            return
+        else:
+            self._gone[name] = gone_since
+        yield from _words(state, fleet_unit, self._board.rules.passes, now)
+
     def keep(self, names: set[str]) -> None:
         """Forget all other units."""
-        for kept in (self._states, self._drained, self._epochs):
+        for kept in (self._states, self._drained, self._epochs, self._gone):
             for name in kept.keys() - names:
                 del kept[name]
 

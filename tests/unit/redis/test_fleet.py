@@ -210,6 +210,19 @@ def test_the_first_word_is_believed_and_tells_engine_and_proof_of_life() -> None
     assert router.is_drained(), "what its own operator drained stays so"
 
 
+def test_a_unit_that_is_gone_by_its_gate_and_answers_all_the_same_does_not_go_down_again_and_again() -> None:
+    """Its gate may be slow, or cut off from Redis, or about to end."""
+    router = Router()
+    router.hear(0.0)
+    for at in (5.0, 6.0, 7.0):
+        router.see(GONE, at)
+        router.sees(Sign.GOOD, Strength.STRONG, "canary", at + 0.5)
+    assert [flip.after for flip in router.flips[1:]] == [Verdict.DOWN, Verdict.PROBATION, Verdict.UP]
+    router.hear(8.0)
+    router.see(GONE._replace(gone_since=9.0), 9.0)
+    assert router.verdict() is Verdict.DOWN
+
+
 @pytest.mark.parametrize("first", [Verdict.UP, Verdict.DOWN, Verdict.STARTING, Verdict.SUSPECT])
 def test_the_verdict_follows_that_of_its_gate(first: Verdict) -> None:
     for then in (Verdict.UP, Verdict.SUSPECT, Verdict.DOWN):
