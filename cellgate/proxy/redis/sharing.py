@@ -48,7 +48,7 @@ from cellgate.router.nouns import Evidence, Sign, Strength, Verdict
 from cellgate.router.prefix import ProvenPrefixes, RemotePrefixes
 from cellgate.router.unit_state import UnitState
 
-BEATS_READ, DOCUMENTS_READ, DOCUMENTS_MAX = 256, 4096, 20_000
+BEATS_READ, DOCUMENTS_READ, DOCUMENTS_MAX = 256, 1024, 20_000
 """So many of other gates are read in one heartbeat at most; and so many documents of one gate in one go."""
 LARGE_BYTES, LOUD_S = 65_536, 10.0
 """Of a gate whose heartbeat is larger than that and says nothing, none is read for so long."""
@@ -142,17 +142,19 @@ class ReportReading:
         return found
 
     async def _read_documents(self, commands: RedisCommands, beats: Mapping[str, ReceivedBeat]) -> None:
-        """Of the gates of which something was missed, some of each in turn."""
+        """Some of the gates of which something was missed, one gate after the other: an exchange that takes
+        longer than some heartbeats misses more of them, and all is read again.
+        """
         self._begin(beats)
         left = DOCUMENTS_READ
         while left > 0 and self._readings:
-            for gate, reading in list(self._readings.items()):
-                reading.cursor, found = await commands.documents(gate, reading.cursor)
-                for unit, document in found:
-                    self._take_document(reading, beats[gate], unit, document)
-                left -= max(1, len(found))
-                if not reading.cursor or len(reading.units) > DOCUMENTS_MAX:
-                    self._end(gate, reading)
+            gate, reading = next(iter(self._readings.items()))
+            reading.cursor, found = await commands.documents(gate, reading.cursor)
+            for unit, document in found:
+                self._take_document(reading, beats[gate], unit, document)
+            left -= max(1, len(found))
+            if not reading.cursor or len(reading.units) > DOCUMENTS_MAX:
+                self._end(gate, reading)
 
     def _begin(self, beats: Mapping[str, ReceivedBeat]) -> None:
         for gate in [gate for gate in self._readings if gate not in beats]:

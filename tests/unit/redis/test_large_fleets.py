@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from random import Random
 from typing import Any, cast
 
 import pytest
 
+from cellgate.proxy.redis import sharing
 from cellgate.proxy.redis.commands import MEMBERS_MAX
 from cellgate.proxy.redis.link import INDEX_BEATS
 from cellgate.proxy.redis.reports import WINDOW, Names, UnitReport
@@ -102,3 +104,29 @@ def test_gates_hear_each_other_on_while_somebody_fills_their_index_and_read_a_pa
     assert len(world.other.link._gates) <= MEMBERS_MAX + 2
     world.one.close()
     world.other.close()
+
+
+def test_a_new_gate_reads_a_part_of_what_others_have_written_in_each_heartbeat(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All at once would take so long that heartbeats are missed, and all be read again, for ever."""
+    monkeypatch.setattr(sharing, "DOCUMENTS_READ", 100)
+    clock = Clock()
+    redis = SimRedis(cast("Any", clock))
+    others = [Gate(f"g{number}", UNITS, clock, redis) for number in range(4)]
+    new, read = Gate("new", UNITS, clock, redis), [0]
+    for turn in range(60):
+        clock.now += 0.25
+        for gate in others:
+            gate.beat()
+        if turn >= 2 * WINDOW:
+            new.beat()
+            read.append(new.link.counts["documents_read"])
+    # The documents of one gate come at once from this Redis.
+    assert max(later - before for before, later in pairwise(read)) <= 100 + UNITS
+    # Each at once, and again when the documents have all that was said before.
+    assert read[-1] == 2 * len(others) * UNITS
+    for name in ("g0", "g1", "g2", "g3"):
+        assert all(new.roster.said(unit, name) is not None for unit in new.board.units)
+    for each in (*others, new):
+        each.close()
