@@ -28,7 +28,7 @@ from cellgate.router.unit_state import Lease
 if TYPE_CHECKING:
     from cellgate.proxy.http.request import Request
     from cellgate.proxy.http.server import ClientConnection
-    from cellgate.proxy.request.services import Admission, KeyCheck, Services
+    from cellgate.proxy.request.services import Admission, Services
 
 
 ROUTE = "realtime"
@@ -92,7 +92,7 @@ class RealtimeSession:
             return
         self._others.add(self)
         gate, request = self._gate, self.request
-        if gate.key_check is not None and not self._enter(gate.key_check):
+        if gate.identify is not None and not self._enter(gate.identify(self)):
             return
         models = _models(request.target)
         if len(models) > 1:
@@ -114,9 +114,8 @@ class RealtimeSession:
         self.response.model = self.selection.ask.model or ""
         self._find()
 
-    def _enter(self, key_check: KeyCheck) -> bool:
+    def _enter(self, found: Admission | Failure) -> bool:
         """Whether the client shows a key that counts."""
-        found = key_check.identify(self)
         if isinstance(found, Failure):
             self._refuse(found)
             return False

@@ -15,6 +15,7 @@ from functools import lru_cache, partial
 
 from cellgate.extras import part_of
 from cellgate.proxy.admission.guardrail import make_guardrail
+from cellgate.proxy.admission.keys import KeyChecker
 from cellgate.proxy.config.limits import LIMITS, reached
 from cellgate.proxy.config.settings import Peers, Settings, payer_at
 from cellgate.proxy.http.body_memory import BodyMemory
@@ -41,7 +42,7 @@ from cellgate.proxy.request.large_bodies import LargeReads, ReadBody, WhyNot
 from cellgate.proxy.request.models import LocalEndpoints, choice_of
 from cellgate.proxy.request.ports import Dispatcher, GateFault, Guard, Observer, Reports
 from cellgate.proxy.request.routes import RoutingHeaders
-from cellgate.proxy.request.services import KeyCheck, Payer
+from cellgate.proxy.request.services import Admission, KeyedRequest, Payer
 from cellgate.proxy.request.table import EXCHANGE_TABLE
 from cellgate.proxy.request.unclaimed_blocks import UnclaimedBlocks
 from cellgate.router.board import Board
@@ -101,7 +102,8 @@ class Gateway:
         self.unclaimed, self.opinions = UnclaimedBlocks(board, self.pool, reports, loop.time), Opinions()
         self.routing_headers = RoutingHeaders(settings.headers)
         self.cors = cors_rules(settings.cors)
-        self.key_check: KeyCheck | None = None
+        self.key_check: KeyChecker | None = None
+        self.identify: Callable[[KeyedRequest], Admission | Failure] | None = None
         self.routing_fields = self._fields()
         self.peers = Peers(settings.trusted)
         self.payer: Payer = lru_cache(PAYERS_KEPT)(partial(_payer, self.peers))
@@ -113,8 +115,7 @@ class Gateway:
         self.start_scheduler = ReadScheduler(loop.call_soon, LIMITS.request_bytes_per_turn)
         self._loop, self.rng = loop, rng
         self._unit_pools = unit_pools
-        self._load_lines = load_lines
-        self._access_log = access_log
+        self._load_lines, self._access_log = load_lines, access_log
         self.is_leaving = False
         """True once responses close their connections: the gate stops, or a successor accepts clients."""
         self._unticked: list[ClientConnection] = []
@@ -154,9 +155,9 @@ class Gateway:
             fields |= CORS_FIELDS
         return fields if self.key_check is None else fields | KEY_FIELDS | HIDDEN_FIELDS
 
-    def ask_for_keys(self, key_check: KeyCheck) -> None:
+    def ask_for_keys(self, key_check: KeyChecker) -> None:
         """Ask all clients that come from now on for keys."""
-        self.key_check = key_check
+        self.key_check, self.identify = key_check, key_check.identify
         self.routing_fields = self._fields()
 
     async def listen(

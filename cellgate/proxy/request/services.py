@@ -59,8 +59,10 @@ class Services(ResponseHost, Protocol):
     """What one turn of the loop may cost in which requests begin."""
     opinions: Opinions
     """Whose fault answers are that are not good."""
-    key_check: KeyCheck | None
-    """Who asks clients for keys; None: nobody does."""
+    identify: Callable[[KeyedRequest], Admission | Failure] | None
+    """What the key of a request allows, or why it does not count. The key is taken out of the request: its
+    unit does not get it. None: nobody asks for keys.
+    """
     rng: Random
     """The gate's source of randomness."""
 
@@ -132,24 +134,6 @@ class Admission(Observer, ABC):
     @abstractmethod
     def may_fall_back(self, model: str) -> bool:
         """Whether another model may serve it."""
-
-
-class KeyCheck(Protocol):
-    """Finds the keys of requests."""
-
-    def identify(self, keyed_request: KeyedRequest) -> Admission | Failure:
-        """What the key of a request allows, or why it does not count. The key is taken out of the request:
-        its unit does not get it.
-        """
-
-    def turns_away(self, request: Request) -> Failure | None:
-        """Why a request is refused whose head has come and whose body is still to come; None: it is not."""
-
-    def tenant_of(self, request: Request) -> str:
-        """Whose key a request shows whose body is still to come; empty: none that counts."""
-
-
-# What a request needs of its gate or worker.
 
 
 Payer = Callable[[str, bytes], str]

@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from cellgate.proxy.request.ports import Guard
     from cellgate.proxy.request.prefill_decode import Handoff, Rendezvous
     from cellgate.proxy.request.routes import ModelPlace
-    from cellgate.proxy.request.services import KeyCheck
+    from cellgate.proxy.request.services import Admission
     from cellgate.proxy.resume.replay import EventRewriter, ReplayBuffer
 
 
@@ -86,7 +86,11 @@ def start(exchange: Exchange) -> None:
             exchange.state = OVER
             exchange.response.answer(200, b"", b"allow: %b\r\n" % b", ".join(route.methods))
             return
-    if gate.key_check is not None and route.name not in OPEN_ROUTES and not _enter(exchange, gate.key_check):
+    if (
+        gate.identify is not None
+        and route.name not in OPEN_ROUTES
+        and not _enter(exchange, gate.identify(exchange))
+    ):
         return
     if (request.is_placed or request.is_explained) and route.kind is not OWN:
         refusal = exchange.selection.apply_placement(request)
@@ -205,9 +209,9 @@ def read_late(exchange: Exchange, read: Ask | Failure) -> None:
     ask(exchange, read)
 
 
-def _enter(exchange: Exchange, key_check: KeyCheck) -> bool:
+def _enter(exchange: Exchange, found: Admission | Failure) -> bool:
     """Whether the request shows a key that counts. If not, the response has ended."""
-    found, response = key_check.identify(exchange), exchange.response
+    response = exchange.response
     if isinstance(found, Failure):
         exchange.state = OVER
         response.refuse(found)
