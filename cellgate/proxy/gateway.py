@@ -12,6 +12,7 @@ import ssl
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache, partial
+from typing import Any
 
 from cellgate.extras import part_of
 from cellgate.proxy.admission.guardrail import make_guardrail
@@ -40,7 +41,7 @@ from cellgate.proxy.request.cors import cors_rules
 from cellgate.proxy.request.exchange import Exchange
 from cellgate.proxy.request.large_bodies import LargeReads, ReadBody, WhyNot
 from cellgate.proxy.request.models import LocalEndpoints, choice_of
-from cellgate.proxy.request.ports import Dispatcher, GateFault, Guard, Observer, Reports
+from cellgate.proxy.request.ports import Dispatcher, GateFault, Observer, Reports
 from cellgate.proxy.request.routes import RoutingHeaders
 from cellgate.proxy.request.services import Admission, KeyedRequest, Payer
 from cellgate.proxy.request.table import EXCHANGE_TABLE
@@ -100,8 +101,7 @@ class Gateway:
         self.pool = unit_pools.pool
         """The connections to a unit."""
         self.unclaimed, self.opinions = UnclaimedBlocks(board, self.pool, reports, loop.time), Opinions()
-        self.routing_headers = RoutingHeaders(settings.headers)
-        self.cors = cors_rules(settings.cors)
+        self.routing_headers, self.cors = RoutingHeaders(settings.headers), cors_rules(settings.cors)
         self.key_check: KeyChecker | None = None
         self.identify: Callable[[KeyedRequest], Admission | Failure] | None = None
         self.routing_fields = self._fields()
@@ -109,20 +109,21 @@ class Gateway:
         self.payer: Payer = lru_cache(PAYERS_KEPT)(partial(_payer, self.peers))
         self.shows_all, self._own_url = settings.internal_headers == "all", ""
         self.observe: Observe | None = None
-        self.guard: Guard | None = make_guardrail(settings.guardrail, loop, unit_pools.tls)
+        self._guardrail = guard = make_guardrail(settings.guardrail, loop, unit_pools.tls)
+        self.screen_request: Callable[[Any, Ask], bool] | None = (
+            None if guard is None else guard.screen_request
+        )
+        self.screen_answer: Callable[[Any], None] | None = None if guard is None else guard.screen_answer
         self.entrance, self.now = Entrance(loop, self.connection), loop.time
         self.read_scheduler = ReadScheduler(loop.call_soon, LIMITS.request_bytes_per_turn)
         self.start_scheduler = ReadScheduler(loop.call_soon, LIMITS.request_bytes_per_turn)
-        self._loop, self.rng = loop, rng
-        self._unit_pools = unit_pools
+        self._loop, self.rng, self._unit_pools = loop, rng, unit_pools
         self._load_lines, self._access_log = load_lines, access_log
-        self.is_leaving = False
+        self.is_leaving = self._stopping = False
         """True once responses close their connections: the gate stops, or a successor accepts clients."""
         self._unticked: list[ClientConnection] = []
-        self._stopping = False
         self._sessions: set[ClientExchange] = set()
-        self._stop_line = response_line(stopping=False)
-        self._empty = asyncio.Event()
+        self._stop_line, self._empty = response_line(stopping=False), asyncio.Event()
         ticker.looks += self._looks()
 
     def _looks(self) -> list[Callable[[float], object]]:
@@ -217,8 +218,8 @@ class Gateway:
     async def close(self) -> None:
         """All connections have ended."""
         self.unclaimed.close()
-        if self.guard is not None:
-            self.guard.close()
+        if self._guardrail is not None:
+            self._guardrail.close()
         # One turn for aborted connections to close.
         await asyncio.sleep(0)
         self._access_log.close()
@@ -373,8 +374,8 @@ class Gateway:
 
     def _tick_pools(self, now: float) -> None:
         self._unit_pools.tick(now)
-        if self.guard is not None:
-            self.guard.tick(now)
+        if self._guardrail is not None:
+            self._guardrail.tick(now)
 
     def _shed(self, _now: float) -> None:
         """Close surplus idle connections."""

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 class Guardrail:
-    """The guardrail of a configuration; see proxy/request/ports.py."""
+    """The guardrail of a configuration."""
 
     def __init__(
         self, settings: GuardrailSettings, loop: asyncio.AbstractEventLoop, tls: MakeTls | None

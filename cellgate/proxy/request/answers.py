@@ -129,8 +129,8 @@ def commit(exchange: Exchange, first: bytes, at: float) -> None:
     if exchange.stream_resume is not None:
         gate.dispatcher.committed(lease, resumed=True)
         return
-    if gate.guard is not None:
-        gate.guard.screen_answer(exchange)
+    if gate.screen_answer is not None:
+        gate.screen_answer(exchange)
     request, route, stored = exchange.request, response.route, ""
     if route == "responses":
         stored = response_id(first)

@@ -176,8 +176,8 @@ def show_first(exchange: Exchange, held: Doubt | None = None) -> bool:
     exchange.state = ExchangeState.OVER
     response = exchange.response
     response.status, response.unit = first.status, first.unit
-    if exchange.gate.guard is not None:
-        exchange.gate.guard.screen_answer(exchange)
+    if exchange.gate.screen_answer is not None:
+        exchange.gate.screen_answer(exchange)
     response.show_kept(first.head, first.own_lines, first.body)
     outcome = outcome_of_doubt(first.what, False, first.status)
     if outcome is Outcome.OK:

@@ -7,12 +7,12 @@ has no client. In one process the port is a call (control/dispatcher.py), at a w
 1. A lease is released exactly once, by the exchange that got it.
 2. A waiter gets exactly one result, unless it cancels; a lease that was found meanwhile is then given back.
 
-In this order: `Dispatcher`, `Observer`, `Reports`, `ResponseHost`, `Guard`.
+In this order: `Dispatcher`, `Observer`, `Reports`, `ResponseHost`.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from cellgate.proxy.http.errors import Failure, FailureKind
 from cellgate.proxy.observe.access_log import Finished
@@ -283,24 +283,3 @@ class ResponseHost(Protocol):
 
     def finished(self, record: Finished) -> None:
         """A request is over."""
-
-
-# What a request knows of a guardrail: a program of the operator's that sees requests and answers.
-#
-# Without one there is no guard, and nothing is asked of it. `exchange` is that of exchange.py.
-
-
-class Guard(Protocol):
-    """See proxy/admission/guardrail.py."""
-
-    def screen_request(self, exchange: Any, ask: Ask) -> bool:
-        """Whether the request has to wait for a verdict; then `exchange.screened` is called with it."""
-
-    def screen_answer(self, exchange: Any) -> None:
-        """The first part of a unit's answer is about to be sent: hold it until it is allowed, if need be."""
-
-    def tick(self, now: float) -> None:
-        """Close connections that have been idle for too long."""
-
-    def close(self) -> None:
-        """The gate ends."""

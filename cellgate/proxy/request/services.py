@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from random import Random
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from cellgate.proxy.config.settings import Peers, Settings
 from cellgate.proxy.http.body_memory import BodyMemory
@@ -17,7 +17,7 @@ from cellgate.proxy.request.beginnings import Beginnings
 from cellgate.proxy.request.cors import CorsRules
 from cellgate.proxy.request.large_bodies import WhyNot
 from cellgate.proxy.request.models import LocalEndpoints, ModelChoice
-from cellgate.proxy.request.ports import Dispatcher, Guard, Observer, Reports, ResponseHost
+from cellgate.proxy.request.ports import Dispatcher, Observer, Reports, ResponseHost
 from cellgate.proxy.request.routes import RoutingHeaders
 from cellgate.router.board import Board
 from cellgate.router.nouns import Ask
@@ -46,8 +46,12 @@ class Services(ResponseHost, Protocol):
     payer: Payer
     routing_headers: RoutingHeaders
     local_endpoints: LocalEndpoints
-    guard: Guard | None
-    """The guardrail; None: there is none."""
+    screen_request: Callable[[Any, Ask], bool] | None
+    """Whether the request of an exchange has to wait for the verdict of a guardrail; then its `screened` is
+    called with it. None: there is no guardrail.
+    """
+    screen_answer: Callable[[Any], None] | None
+    """The first part of the answer to an exchange is about to be sent: the guardrail holds it, if need be."""
     cors: CorsRules | None
     """Which pages of other sites may use the gate; None: none."""
     models: ModelChoice | None

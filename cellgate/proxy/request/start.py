@@ -54,7 +54,6 @@ from cellgate.router.unit_state import Lease
 if TYPE_CHECKING:
     from cellgate.proxy.http.request import Request
     from cellgate.proxy.request.exchange import Exchange
-    from cellgate.proxy.request.ports import Guard
     from cellgate.proxy.request.prefill_decode import Handoff, Rendezvous
     from cellgate.proxy.request.routes import ModelPlace
     from cellgate.proxy.request.services import Admission
@@ -243,20 +242,19 @@ def ask(exchange: Exchange, read: Ask | Failure) -> None:
         return
     exchange.selection.ask = asked
     exchange.response.model = asked.model or ""
-    if gate.guard is not None and _screens(exchange, gate.guard, asked):
+    if gate.screen_request is not None and (_is_used_up(exchange) or gate.screen_request(exchange, asked)):
         return
     if exchange.admission is not None:
         exchange.selection.charge = exchange.admission.charge(asked)
     find_unit(exchange)
 
 
-def _screens(exchange: Exchange, guard: Guard, asked: Ask) -> bool:
-    """Whether the request waits for a guardrail, or has ended, because a limit of its key is used up."""
+def _is_used_up(exchange: Exchange) -> bool:
+    """Whether the request has ended, because a limit of its key is used up: a guardrail is not asked then."""
     refusal = exchange.admission.refusal() if exchange.admission is not None else None
     if refusal is not None:
         _refuse_new(exchange, refusal)
-        return True
-    return guard.screen_request(exchange, asked)
+    return refusal is not None
 
 
 def screened(exchange: Exchange, asked: Ask | Failure) -> None:
