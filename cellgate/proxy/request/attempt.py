@@ -455,7 +455,9 @@ class Attempt:
 
 
 class Owner(Protocol):
-    """The exchange that an attempt belongs to."""
+    """The exchange that an attempt, or a leg, belongs to. Attempt and exchange know each other: without this
+    port their modules would import each other.
+    """
 
     def accepts(self, head: ReplyHead, pieces: list[bytes]) -> bool:
         """Whether this reply is sent to the client, of which these pieces have come with its head; False: the

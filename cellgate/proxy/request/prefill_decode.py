@@ -12,9 +12,9 @@ In this order: `PrefillLeg`, `PromptLeg`, `Rendezvous`, `may_have_some`.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from random import Random
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import orjson
@@ -41,6 +41,7 @@ from cellgate.router.nouns import (
 from cellgate.router.unit_state import Lease
 
 if TYPE_CHECKING:
+    from cellgate.proxy.request.attempt import Owner
     from cellgate.proxy.request.ports import Pending
     from cellgate.proxy.request.services import Services
     from cellgate.proxy.request.unclaimed_blocks import HeadFor
@@ -54,23 +55,14 @@ be: then as long as the queue allows.
 """
 
 
-class LegOwner(Protocol):
-    """The exchange. `prefilled` is called once after `begin`, unless the leg is dropped or has failed."""
-
-    def prefilled(self, turn: Handoff | Rendezvous | None) -> None:
-        """It is the decoder's turn; None: the prompt was not computed."""
-
-    def failed(self, failure: Failure) -> None:
-        """A decoder that cannot compute the prompt has no pair any more."""
-
-    def crashed(self, error: Exception) -> None: ...
-
-
 class PrefillLeg:
     """One leg. `decoder` is the lease that waits; `handoff` is set once the prompt is computed.
 
     `settled`: no blocks are left to be freed, or that is under way; `sent_at` is when the decoder got its
     request (0: not yet), and `target` the path that it was sent to.
+
+    `prefilled` is called once after `begin`, unless the leg is dropped: it is the decoder's turn; None: the
+    prompt was not computed. Where a decoder that cannot compute it has no pair any more, its owner fails.
     """
 
     __slots__ = (
@@ -81,6 +73,7 @@ class PrefillLeg:
         "_lease",
         "_owner",
         "_pending",
+        "_prefilled",
         "_prompt",
         "decoder",
         "handoff",
@@ -92,14 +85,15 @@ class PrefillLeg:
 
     def __init__(
         self,
-        owner: LegOwner,
+        owner: Owner,
+        prefilled: Callable[[Handoff | Rendezvous | None], None],
         gate: Services,
         decoder: Lease,
         split: SplitPlan,
         prompt: PromptLeg | Rendezvous,
         head: HeadFor,
     ) -> None:
-        self._owner = owner
+        self._owner, self._prefilled = owner, prefilled
         self._gate = gate
         self._prompt = prompt
         self._head = head
@@ -140,7 +134,7 @@ class PrefillLeg:
         # A kept connection may be stale, and would need a second try.
         self._call.begin(fresh=True)
         if isinstance(prompt, Rendezvous) and self._lease is lease:
-            self._owner.prefilled(prompt)
+            self._prefilled(prompt)
 
     def crashed(self, error: Exception) -> None:
         """Passing on its lease has failed."""
@@ -214,11 +208,11 @@ class PrefillLeg:
         self._release(Outcome.OK)
         if isinstance(handoff, str):
             gate.reports.send(self._step(LINK_FAILED, reason=handoff))
-            self._owner.prefilled(None)
+            self._prefilled(None)
             return
         self.handoff = handoff
         gate.reports.send(self._step(PREFILLED, seconds=gate.now() - self._begun_at))
-        self._owner.prefilled(handoff)
+        self._prefilled(handoff)
 
     def _met(self, lease: Lease, status: int, body: bytes) -> None:
         """The prefiller answers once the blocks have gone over, or could not."""
@@ -272,7 +266,7 @@ class PrefillLeg:
         if self.split.together:
             self._owner.failed(Failure(FailureKind.PREFILL_LOST, reason))
         else:
-            self._owner.prefilled(None)
+            self._prefilled(None)
 
     def _step(self, kind: str, *, seconds: float = 0.0, reason: str = "") -> SplitStep:
         return SplitStep(kind, self.split.prefiller, self.decoder.unit, self.split.tokens, seconds, reason)

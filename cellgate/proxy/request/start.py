@@ -423,7 +423,7 @@ def _begin_leg(exchange: Exchange, lease: Lease, target: bytes, body: bytes) -> 
     # Nothing was sent to the decoder yet, so that its silence means nothing.
     lease.paused = True
     exchange.state = ExchangeState.PREFILLING
-    exchange.leg = leg = PrefillLeg(exchange, gate, lease, split, prompt, head)
+    exchange.leg = leg = PrefillLeg(exchange, exchange.prefilled, gate, lease, split, prompt, head)
     leg.target = target
     leg.begin(exchange.selection.ask)
     return True
