@@ -13,9 +13,12 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from cellgate.router.nouns import Build, Evidence, Finding, Load, Node, Rules, Unit, Urgency, Use, Verdict
+
+if TYPE_CHECKING:
+    from cellgate.probes.agent_stream import AgentStream
 
 P = TypeVar("P", bound=asyncio.BaseProtocol)
 
@@ -124,19 +127,6 @@ class PageGet(NamedTuple):
     max_bytes: int = 1 << 20
 
 
-class Listener(Protocol):
-    """Follows a reply as it arrives. Its methods must not wait or raise."""
-
-    def on_head(self, status: int, *, is_stream: bool, body: bytes) -> None:
-        """The head has arrived, with a part of the body. `is_stream`: the length of the body is not known."""
-
-    def on_body(self, part: bytes) -> None:
-        """More of the body."""
-
-    def on_over(self, reason: str, *, is_garbled: bool) -> None:
-        """The reply has ended. `is_garbled`: its end is not valid HTTP."""
-
-
 class Net(Protocol):
     """Access to addresses other than the unit's own: nodes, exporters, agents."""
 
@@ -153,9 +143,9 @@ class Net(Protocol):
         ...
 
     def follow(
-        self, address: str, target: str, listener: Listener, *, token: str = "", timeout_s: float
+        self, address: str, target: str, stream: AgentStream, *, token: str = "", timeout_s: float
     ) -> AbstractAsyncContextManager[None]:
-        """A context in which `listener` follows the reply to GET `target` of HOST:PORT, on a separate
+        """A context in which `stream` follows the reply to GET `target` of HOST:PORT, on a separate
         connection. Entering raises FetchError when there is no connection within `timeout_s`.
         """
         ...

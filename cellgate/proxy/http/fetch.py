@@ -14,9 +14,9 @@ import math
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from cellgate.probes.base import Fetch, FetchError, Listener, Net, P, PageWait, Reply, Trouble
+from cellgate.probes.base import Fetch, FetchError, Net, P, PageWait, Reply, Trouble
 from cellgate.probes.runner import Timers
 from cellgate.proxy.http.call import Call
 from cellgate.proxy.http.errors import Failure, FailureKind
@@ -35,6 +35,9 @@ from cellgate.proxy.http.unit import (
     connect_failure,
 )
 from cellgate.router.unit_state import UnitState
+
+if TYPE_CHECKING:
+    from cellgate.probes.agent_stream import AgentStream
 
 FETCH_FRESH_S = 30.0
 FRESH_POST_S = 10.0
@@ -462,11 +465,11 @@ class _Headers(Mapping[str, str]):
 class Following:
     """One request on its way, and its reply. `asked` ends when it is sent, or by FetchError."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, pool: Pool, head: bytes, listener: Listener) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, pool: Pool, head: bytes, stream: AgentStream) -> None:
         self.asked: asyncio.Future[None] = loop.create_future()
         self._pool = pool
         self._head = head
-        self._listener = listener
+        self._stream = stream
         self._conn: UnitConnection | None = None
         self._has_head = False
         pool.take(self, fresh=True)
@@ -492,19 +495,19 @@ class Following:
             return
         body = b"".join(pieces)
         if self._has_head:
-            self._listener.on_body(body)
+            self._stream.on_body(body)
         else:
             self._has_head = True
-            self._listener.on_head(head.status, is_stream=head.coding == b"chunked", body=body)
+            self._stream.on_head(head.status, is_stream=head.coding == b"chunked", body=body)
         if conn.reply.ended:
-            self._listener.on_over("it ended its stream", is_garbled=False)
+            self._stream.on_over("it ended its stream", is_garbled=False)
 
     def on_failed(self, failure: Failure) -> None:
         self._conn = None
         if not self.asked.done():
             self.asked.set_exception(fetch_error(failure))
         else:
-            self._listener.on_over(failure.message, is_garbled=failure.kind is FailureKind.GARBAGE)
+            self._stream.on_over(failure.message, is_garbled=failure.kind is FailureKind.GARBAGE)
 
 
 # How probes of a unit reach addresses other than the unit's own: nodes, exporters, agents.
@@ -582,11 +585,11 @@ class UnitNet:
 
     @asynccontextmanager
     async def follow(
-        self, address: str, target: str, listener: Listener, *, token: str = "", timeout_s: float
+        self, address: str, target: str, stream: AgentStream, *, token: str = "", timeout_s: float
     ) -> AsyncIterator[None]:
         """See `cellgate.probes.base.Net`."""
         pool = self._pool(f"http://{address}", connect_timeout_s=timeout_s)
-        following = Following(self._loop, pool, request_head(address, token, target), listener)
+        following = Following(self._loop, pool, request_head(address, token, target), stream)
         try:
             await following.asked
             self._received()

@@ -18,18 +18,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cellgate.probes.agent import HEARTBEAT, chunk
-from cellgate.probes.agents import (
+from cellgate.probes.agent_stream import (
     AGENT_PROBE_LINE_BYTES,
-    AGENT_PROBE_NAMES_MAX,
-    AGENT_PROBE_TEXT_MAX,
     BEATS_PER_S_MAX,
     CONFIRM_S,
-    SILENCE_S,
-    AgentLink,
     AgentLostError,
-    AgentReport,
     AgentStream,
     NotAnAgentError,
+)
+from cellgate.probes.agents import (
+    AGENT_PROBE_NAMES_MAX,
+    AGENT_PROBE_TEXT_MAX,
+    SILENCE_S,
+    AgentLink,
+    AgentReport,
     is_connected,
 )
 from cellgate.probes.base import FetchError, Net, Trouble
