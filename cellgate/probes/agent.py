@@ -999,7 +999,6 @@ class UsageError(Exception):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags of the agent."""
     add = parser.add_argument
     add(
         "--match",

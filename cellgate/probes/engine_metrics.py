@@ -52,7 +52,6 @@ class EngineMetrics:
     timeout_s: float = 2.0
 
     def limit_s(self, _context: ProbeContext) -> float:
-        """One fetch."""
         return self.timeout_s
 
     def due_at(self, context: ProbeContext, last_at: float) -> float:

@@ -260,7 +260,6 @@ class Api:
 
 
 def at(path: str, model: str) -> str:
-    """`path` for `model`."""
     return path.replace("{model}", quote(model, safe=""))
 
 

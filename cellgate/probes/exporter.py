@@ -44,7 +44,6 @@ class ExporterProbe(NodePage):
 
     @property
     def rules(self) -> tuple[Rule, ...]:
-        """What is bad."""
         return tuple(parse(text) for text in (PRESETS[self.preset] if self.preset else (self.rule,)))
 
     @property
@@ -53,7 +52,6 @@ class ExporterProbe(NodePage):
         return f"{page_name(self.url)} {self.preset or self.rule}"
 
     def page(self, context: ProbeContext) -> PageGet:
-        """The URL."""
         root, target = split_url(self.url)
         return PageGet(context.net.fetch(root), target, self.timeout_s, _PAGE_MAX)
 
@@ -155,7 +153,6 @@ def _sample(metric: str, rest: bytes) -> Iterator[Sample]:
 
 
 def labels_of(sample: Sample) -> dict[str, str]:
-    """The labels of a sample by name."""
     return {
         name.decode(): _EXPORTER_ESCAPED.sub(
             lambda m: "\n" if m[1] == "n" else m[1], text.decode("utf-8", "replace")

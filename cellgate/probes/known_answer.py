@@ -76,7 +76,6 @@ class KnownAnswer:
     timeout_s: float = 10.0
 
     def limit_s(self, _context: ProbeContext) -> float:
-        """Both APIs."""
         return self.timeout_s * len(_KNOWN_PROMPT_APIS)
 
     def due_at(self, context: ProbeContext, last_at: float) -> float:

@@ -78,7 +78,6 @@ class NodeProbe(ABC):
         return _name(self.kind, self.about)
 
     def limit_s(self, _context: ProbeContext) -> float:
-        """One question."""
         return self.timeout_s
 
     def due_at(self, _context: ProbeContext, last_at: float) -> float:
@@ -120,7 +119,6 @@ class NodePage(NodeProbe):
         """What the page says. Raises FetchError when it says nothing."""
 
     def read(self, context: ProbeContext, answer: Reply | FetchError) -> tuple[Evidence, ...]:
-        """One piece of evidence."""
         said: NodeReport | FetchError
         try:
             said = answer if isinstance(answer, FetchError) else self.report(context, answer)
@@ -139,7 +137,6 @@ class NodeTalk(NodeProbe):
         """One request, limited in time and bytes. Raises FetchError without an answer."""
 
     async def look(self, context: ProbeContext) -> AsyncGenerator[Finding, None]:
-        """One piece of evidence."""
         said: NodeReport | FetchError
         try:
             said = await self.ask(context)
@@ -210,7 +207,6 @@ class HttpProbe(NodePage):
         return last_at + (pause_s if page is None else rested_s(context, page.fetch, last_at, pause_s))
 
     def page(self, context: ProbeContext) -> PageGet:
-        """The URL."""
         page: PageGet | None = context.notes.get(_PAGE_NOTE)
         if page is None:
             root, target = split_url(self.url)
@@ -276,7 +272,6 @@ class TcpProbe(NodeTalk):
 
     @property
     def about(self) -> str:
-        """The address."""
         return self.address
 
     async def ask(self, context: ProbeContext) -> NodeReport:

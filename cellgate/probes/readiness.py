@@ -101,7 +101,6 @@ class Readiness:
     def read(
         self, context: ProbeContext, answer: Reply | FetchError
     ) -> tuple[Evidence] | AsyncGenerator[Finding, None]:
-        """One piece of evidence."""
         path, deadline = context.notes[_ASKED_NOTE]
         if isinstance(answer, Reply):
             if answer.status in _ASKS_MORE:
@@ -336,7 +335,6 @@ class GateHealth:
     timeout_s: float = 2.0
 
     def limit_s(self, _context: ProbeContext) -> float:
-        """One fetch."""
         return self.timeout_s
 
     def due_at(self, context: ProbeContext, last_at: float) -> float:
@@ -345,7 +343,6 @@ class GateHealth:
         return max(due, context.progress_at + self.quiet_s) if context.verdict is Verdict.UP else due
 
     async def look(self, context: ProbeContext) -> AsyncGenerator[Finding, None]:
-        """One piece of evidence."""
         path = f"/healthz/unit/{quote(name_there(context.unit), safe='')}"
         try:
             reply = await context.fetch("GET", path, timeout_s=self.timeout_s)

@@ -43,7 +43,6 @@ class EngineVersion:
     timeout_s: float = 2.0
 
     def limit_s(self, _context: ProbeContext) -> float:
-        """One fetch."""
         return self.timeout_s
 
     def due_at(self, context: ProbeContext, last_at: float) -> float:
@@ -55,7 +54,6 @@ class EngineVersion:
         return last_at + self.eager_s
 
     async def look(self, context: ProbeContext) -> AsyncGenerator[Finding, None]:
-        """The version, or nothing."""
         page = engine(context.engine).version
         if page is None:
             return

@@ -206,7 +206,6 @@ class App:
         await self._signals.run()
 
     async def close(self) -> None:
-        """End every part."""
         for reload in self._reloads:
             reload.cancel()
         if self._kv_events_begin is not None:

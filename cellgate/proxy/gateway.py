@@ -235,7 +235,6 @@ class Gateway:
         return ClientConnection(self)
 
     def exchange(self, client: ResponseClient, request: Request) -> ClientExchange:
-        """The exchange that answers `request`."""
         if request.upgrades and isinstance(client, ClientConnection):
             # Imported late: most gates have none.
             session: ClientExchange = part_of("realtime", "session").RealtimeSession(
@@ -327,7 +326,6 @@ class Gateway:
         return self._stopping
 
     def finished(self, record: Finished) -> None:
-        """A request is over."""
         self.reports.finished(record)
         self._access_log.write(record)
 

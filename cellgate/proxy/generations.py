@@ -66,7 +66,6 @@ class Generation(Observer):
         self._is_stream = lease.ask.stream
 
     def completed(self, usage: Usage | None) -> None:
-        """A generation has ended, whole."""
         self._tokens = 0 if usage is None else usage.answer_tokens
 
     def over(self, record: Finished, _at: float) -> None:

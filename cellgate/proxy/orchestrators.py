@@ -229,7 +229,6 @@ def running_tasks(client: Any, cluster: str, services: Sequence[str]) -> list[Ta
 
 
 def tags_of(task: Task) -> dict[str, str]:
-    """The tags of a task."""
     return {tag["key"]: tag.get("value", "") for tag in task.get("tags", ())}
 
 

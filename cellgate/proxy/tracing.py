@@ -246,7 +246,6 @@ class Trace(Observer):
         self.unit_lines = b""
 
     def waited(self, since: float, until: float) -> None:
-        """It was queued."""
         self._whole("queue", since, until, {})
 
     # -- attempts ------------------------------------------------------------------------------------------
@@ -293,7 +292,6 @@ class Trace(Observer):
         span.end(self._ns(at))
 
     def completed(self, usage: Usage | None) -> None:
-        """A generation has ended, whole."""
         if usage is None:
             return
         self._span.set_attribute("gen_ai.usage.input_tokens", usage.prompt_tokens)
@@ -317,7 +315,6 @@ class Trace(Observer):
     # -- the end -------------------------------------------------------------------------------------------
 
     def over(self, record: Finished, at: float) -> None:
-        """The response has ended."""
         for broken in self._breaks:
             # An answer that is not a stream cannot be continued.
             if broken.result is not None:
@@ -467,12 +464,10 @@ class Exporter(SpanExporter):
         return self._link.is_lost
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """Send a batch."""
         accepted = self._link.send(lambda: self._inner.export(spans) is SpanExportResult.SUCCESS, len(spans))
         return SpanExportResult.SUCCESS if accepted else SpanExportResult.FAILURE
 
     def shutdown(self) -> None:
-        """Nothing more is sent."""
         self._inner.shutdown()
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:

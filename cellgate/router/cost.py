@@ -225,7 +225,6 @@ class Usual(NamedTuple):
 
 
 def usual_of(units: Sequence[Facts], rules: CostRules) -> Usual:
-    """What is usual of these units."""
     reports = [facts.report for facts in units if facts.report is not None]
     fresh = [report for report in reports if report.age_s <= rules.report_half_life_s]
     is_sized = all(facts.kv_tokens for facts in units)

@@ -47,7 +47,6 @@ class KvIndex:
         self.clear()
 
     def clear(self) -> None:
-        """Nothing is known any more."""
         self._chains: dict[int, int] = {}
         """By the engine's hash: the chain hash."""
         self.held: dict[int, int] = {}
@@ -64,7 +63,6 @@ class KvIndex:
         return len(self._chains)
 
     def apply(self, event: Event, now: float) -> None:
-        """Take over one event."""
         match event:
             case Stored():
                 self._store(event, now)

@@ -413,7 +413,6 @@ class Refusing(NamedTuple):
 
     @property
     def reason(self) -> str:
-        """In words."""
         return f"refuses what other units serve{self.of}: {self.what} ({self.against} of {self.total})"
 
 

@@ -73,7 +73,6 @@ class Longest:
         return next((length_s for at, length_s in self._seen if now - at < KEPT_S), 0.0)
 
     def add(self, length_s: float, at: float) -> None:
-        """One more."""
         seen = self._seen
         while seen and seen[-1][1] <= length_s:
             seen.pop()

@@ -93,7 +93,6 @@ class Pairs:
         _grant_slots(state)
 
     def link(self, prefiller: str, decoder: str) -> TransferLink:
-        """The link of a pair."""
         return self.links.setdefault((prefiller, decoder), TransferLink())
 
     def apply(self, step: SplitStep, now: float) -> bool:

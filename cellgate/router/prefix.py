@@ -407,7 +407,6 @@ class KnownPrefixes:
         return index
 
     def apply(self, rank: int, event: Event, now: float) -> None:
-        """An event of a rank has come."""
         index = self._indexes[rank]
         is_new = not index.block_tokens
         index.apply(event, now)

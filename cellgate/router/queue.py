@@ -262,7 +262,6 @@ class SessionQueue(Generic[T]):
         self.due = entry.due
 
     def add(self, entry: Entry[T]) -> None:
-        """One more waits."""
         insort(self.entries, entry, key=_DUE)
         self._order()
 
@@ -733,9 +732,7 @@ class Pools:
         return self._of_model.get(model, self._other) if model is not None else self._other
 
     def of_unit(self, unit: str) -> str:
-        """The pool of a unit."""
         return self._of_unit.get(unit, ANY)
 
     def has(self, pool: str, unit: str) -> bool:
-        """Whether a unit is of a pool."""
         return pool == ANY or self._of_unit.get(unit) == pool

@@ -71,7 +71,6 @@ class AnsweredRequest(NamedTuple):
 
     @property
     def came_at(self) -> float:
-        """When it came."""
         return self.opened_at - self.waited_s
 
     @property

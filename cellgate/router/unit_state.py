@@ -479,7 +479,6 @@ class UnitState(InRotation):
         return len(self.leases) < self.limit * (1.0 + overcommit) and now >= self.full_until
 
     def record_stall(self, still_s: float) -> None:
-        """Record a stall."""
         since = self.quiet_since
         if self.stalls and self.stalls[-1].since == since:
             self.stalls.pop()

@@ -78,5 +78,4 @@ class Uses:
 
 
 def use_of(ask: Ask) -> Use:
-    """The kind of a request."""
     return Use(ask.route, ask.stream, ask.model or "")

@@ -233,7 +233,6 @@ class Connection(web.RequestHandler):
         return self._deadline < inf
 
     def tick(self, now: float) -> None:
-        """Look at the clock."""
         if now <= self._deadline or self._link is None:
             return
         if self._link.is_closing():

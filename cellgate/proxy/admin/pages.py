@@ -90,7 +90,6 @@ class AdminPort:
         self._keeper: asyncio.Task[None] | None = None
 
     async def open(self, listeners: Sequence[socket.socket]) -> None:
-        """Answer on these."""
         self._listeners = list(listeners)
         self._key_check, self._doorstep = socket.socketpair()
         self._key_check.setblocking(False)
@@ -100,7 +99,6 @@ class AdminPort:
 
     @property
     def address(self) -> tuple[str, int]:
-        """Host and port listened on."""
         host, port = self._listeners[0].getsockname()[:2]
         return host, port
 

@@ -110,7 +110,6 @@ class Guardrail:
         self._hook.purge(now)
 
     def close(self) -> None:
-        """The gate ends."""
         self._hook.close()
 
 
@@ -230,7 +229,6 @@ class Screen:
     # -- what a response does with its client --------------------------------------------------------------
 
     def cut(self) -> None:
-        """End the connection."""
         self._client.cut()
 
     def send(self, data: bytes) -> None:
@@ -254,7 +252,6 @@ class Screen:
         """A screen stands behind the head of an answer."""
 
     def write(self, data: bytes, /) -> None:
-        """The same."""
         self.send(data)
 
     def abort(self, exchange: ClientExchange, request: Request) -> None:
@@ -404,7 +401,6 @@ class Screen:
         self._client.finish(end[0], keep_alive=end[1])
 
     def _pass_all(self) -> None:
-        """Let everything pass."""
         self._is_open = True
         held, self._held = self._held, []
         for each in held:

@@ -182,7 +182,6 @@ class HookCall:
         self._timer = hook.after(partial(self._fail, "timeout"))
 
     def begin(self) -> None:
-        """Send the question."""
         self._call.begin()
 
     def stop(self) -> None:
@@ -192,7 +191,6 @@ class HookCall:
         self._call.abandon()
 
     def answered(self, status: int, body: bytes) -> None:
-        """The hook has answered."""
         try:
             opinion = opinion_of(status, body, may_change=bool(self._max_bytes))
             if len(opinion.body) > self._max_bytes:
@@ -205,7 +203,6 @@ class HookCall:
         self._tell(opinion)
 
     def failed(self, failure: Failure) -> None:
-        """There is no answer."""
         if failure.kind is FailureKind.STALE_CONNECTION:
             self._call.begin(fresh=True)
         else:

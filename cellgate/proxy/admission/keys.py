@@ -73,7 +73,6 @@ class KeyChecker:
             self._tokens.start()
 
     async def close(self) -> None:
-        """End."""
         if self._tokens is not None:
             await self._tokens.close()
 
@@ -282,7 +281,6 @@ class KeyFollower:
         self._task = asyncio.create_task(self._follow(), name="keys")
 
     async def close(self) -> None:
-        """End."""
         if self._task is not None:
             await end_tasks(self._task)
 
@@ -407,7 +405,6 @@ class KeyAdmission(Admission):
 
     @property
     def payer(self) -> str:
-        """Whose key it is."""
         return f"key {self.key.name} of {self.key.tenant.name}"
 
     # -- what it uses --------------------------------------------------------------------------------------
@@ -429,7 +426,6 @@ class KeyAdmission(Admission):
         return key.name, prompt, completion, at
 
     def completed(self, usage: Usage | None) -> None:
-        """The answer is complete."""
         self._usage = usage
 
     def spend(self) -> None:
@@ -441,7 +437,6 @@ class KeyAdmission(Admission):
         self._key_check.accounts.spent(self.key.name, self.key.tenant.name, self._charged_as, more)
 
     def over(self, record: Finished, _at: float) -> None:
-        """The response has ended."""
         charged, key_check = self._charged, self._key_check
         if charged is not None:
             del key_check.in_flight[self]

@@ -614,7 +614,6 @@ class KeyCounts:
         self._refused[tenant, limit] += 1
 
     def collect(self) -> Iterator[Metric]:
-        """All families."""
         labels, known = ("tenant", "model", "kind"), self._models()
         used = Counter[tuple[str, str, str]]()
         for (tenant, model), (prompt, completion) in self._used.items():
@@ -706,11 +705,9 @@ class _Labelled:
         self._lines = lines
 
     def on_result(self, found: Lease | Failure) -> None:
-        """What came of waiting."""
         if isinstance(found, Lease):
             found.lines += self._lines
         self._waiter.on_result(found)
 
     def crashed(self, error: Exception) -> None:
-        """Passing the result on has failed."""
         self._waiter.crashed(error)

@@ -95,7 +95,6 @@ class WebTokens:
         self._task = asyncio.create_task(self._follow(), name="jwks")
 
     async def close(self) -> None:
-        """End."""
         if self._task is not None:
             await end_tasks(self._task)
 

@@ -89,7 +89,6 @@ def tokens_of(text: str) -> list[int]:
 
 
 def text_of(tokens: list[int]) -> str:
-    """The text of these tokens."""
     pieces = (token.to_bytes(8).lstrip(b"\0")[1:] for token in tokens)
     return b"".join(pieces).decode(errors="replace")
 
@@ -101,7 +100,6 @@ class DemoApi:
         self._engine = engine
 
     def application(self) -> web.Application:
-        """All paths."""
         app = web.Application()
         for path in ("/v1/chat/completions", "/v1/completions"):
             app.router.add_post(path, self._complete)
@@ -182,7 +180,6 @@ class DemoAnswer:
         return self._head | {"object": kind, "choices": [choice]} | self._usage
 
     def event(self, word: str) -> bytes:
-        """One word of a stream."""
         delta: dict[str, Any] = {"delta": {"content": word}} if self._is_chat else {"text": word}
         if self._is_chat and not self._shown:
             delta["delta"]["role"] = "assistant"

@@ -23,7 +23,6 @@ SECRET_BYTES = 32
 
 
 def keys_arguments(parser: argparse.ArgumentParser) -> None:
-    """What is asked of the keys."""
     orders = parser.add_subparsers(dest="order", metavar="ORDER", required=True, help="new, usage")
     _new_arguments(orders.add_parser("new", description="Make a key for a client."))
     _usage_arguments(orders.add_parser("usage", description="Add up what keys and tenants have used."))

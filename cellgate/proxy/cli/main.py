@@ -151,7 +151,6 @@ def _run(words: Sequence[str]) -> int:
 
 
 def parser_of(name: str) -> CommandParser:
-    """The arguments of a command."""
     does = COMMANDS[name].does
     parser = CommandParser(f"cellgate {name}", description=f"{does[0].upper()}{does[1:]}.")
     COMMANDS[name].arguments(parser)
@@ -212,7 +211,6 @@ def version_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_version(args: argparse.Namespace) -> int:  # noqa: ARG001
-    """Print it."""
     print(f"cellgate {VERSION}")
     return 0
 
@@ -249,7 +247,6 @@ class Words(NamedTuple):
 
 
 def completion_arguments(parser: argparse.ArgumentParser) -> None:
-    """For which shell."""
     help_text = (
         "source the output, or save it where it looks; units, cells: names at the gate, for such a script"
     )

@@ -90,7 +90,6 @@ def _lines(units: Sequence[Mapping[str, Any]], form: str, widths: Sequence[int])
 
 
 def why_arguments(parser: argparse.ArgumentParser) -> None:
-    """Which unit, or model, of which gate."""
     add_unit(parser)
     parser.add_argument(
         "decoder", metavar="DECODER", nargs="?", help="explain the link from prefiller UNIT to this unit"
@@ -158,7 +157,6 @@ _OPERATE_DONE = {
 
 
 def drain_arguments(parser: argparse.ArgumentParser) -> None:
-    """Which unit or cell, of which gate."""
     whom = parser.add_mutually_exclusive_group(required=True)
     whom.add_argument("names", metavar="UNIT", nargs="*", default=[], help="the units, by their names")
     whom.add_argument("--cell", metavar="CELL", help="all units of this cell")
@@ -255,7 +253,6 @@ def run_engine(args: argparse.Namespace) -> int:
 
 
 def reload_arguments(parser: argparse.ArgumentParser) -> None:
-    """Which gate."""
     add_admin(parser)
 
 

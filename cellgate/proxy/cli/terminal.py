@@ -147,7 +147,6 @@ def overrides(args: argparse.Namespace) -> Overrides:
 
 
 def add_admin(parser: argparse.ArgumentParser) -> None:
-    """Which gate is asked."""
     help_text = f"the admin port of the gate; default: {ADMIN_VARIABLE}, or {ADMIN}"
     default = os.environ.get(ADMIN_VARIABLE) or ADMIN
     parser.add_argument("--admin", metavar="HOST:PORT", type=_address, default=default, help=help_text)
@@ -162,7 +161,6 @@ def admin_address() -> Address:
 
 
 def add_unit(parser: argparse.ArgumentParser) -> None:
-    """Which unit is meant."""
     parser.add_argument("name", metavar="UNIT", help="the name of the unit")
 
 

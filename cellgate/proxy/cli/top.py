@@ -72,7 +72,6 @@ Glance = Mapping[str, Any]
 
 
 def top_arguments(parser: argparse.ArgumentParser) -> None:
-    """Once or on and on, of which gate."""
     parser.add_argument("--once", action="store_true", help="print one picture and exit")
     parser.add_argument("--json", action="store_true", help="print what it is drawn of, as JSON, and exit")
     add_admin(parser)

@@ -277,7 +277,6 @@ def address(found: object) -> Address:
 
 
 def port(found: object) -> int:
-    """A port of TCP."""
     if type(found) is int and 0 < found < 65536:
         return found
     raise InvalidValueError("a port from 1 to 65535")
@@ -570,7 +569,6 @@ def _holds_key(path: str) -> bool:
 
 
 def files_of(tls: Tls) -> tuple[str, ...]:
-    """All file names."""
     names = (*(name for pair in PAIRS for name in pair), *AUTHORITIES)
     return tuple(file for name in names if (file := getattr(tls, name)) is not None)
 

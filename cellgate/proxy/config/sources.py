@@ -51,7 +51,6 @@ class FileSource:
 
     @property
     def title(self) -> str:
-        """The file."""
         return f"file {self.path}"
 
 
@@ -77,7 +76,6 @@ class LwsSource:
 
     @property
     def title(self) -> str:
-        """The set."""
         return f"lws {self.namespace}/{self.name}" if self.namespace else f"lws {self.name}"
 
 
@@ -142,7 +140,6 @@ class RedisSource:
 
     @property
     def title(self) -> str:
-        """The only one of its kind."""
         return "redis"
 
 

@@ -133,7 +133,6 @@ class AnswerCheck:
             self._events.add(Action("corrupted", "gate", name, f"{count:.0f} more by its engine's count"))
 
     def forget(self, unit: str) -> None:
-        """A unit is no longer configured."""
         self._reported.discard(unit)
         self._corrupted_at.pop(unit, None)
         self.counts.pop(unit, None)
@@ -142,7 +141,6 @@ class AnswerCheck:
             latest.pop(unit, None)
 
     def close(self) -> None:
-        """Ask no more."""
         for task in self._comparisons.values():
             task.cancel()
 

@@ -35,7 +35,6 @@ class Comparisons:
         )
 
     def tick(self, now: float) -> None:
-        """Compare, now and then."""
         for watch in self._watches:
             watch.tick(now)
 
@@ -283,7 +282,6 @@ class CommonCauseWatch:
         self._reported: set[Place] = set()
 
     def tick(self, now: float) -> None:
-        """Look at all units, now and then."""
         if now < self._look_at:
             return
         self._look_at = now + COMMON_CAUSE_PERIOD_S

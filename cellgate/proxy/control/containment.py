@@ -164,7 +164,6 @@ class Containment:
         self._serve_soon()
 
     def flipped(self, flip: Flip) -> None:
-        """A verdict has changed."""
         if flip.after is Verdict.UP and flip.before is not Verdict.SUSPECT:
             for gone in self._answered_before.keys() - self._board.units.keys():
                 del self._answered_before[gone]
@@ -185,7 +184,6 @@ class Containment:
         self._serve_soon()
 
     def tick(self, now: float) -> None:
-        """Time has passed."""
         if self.watchful:
             self.ledger.tick(now)
             self._note_outlived(now)
@@ -509,7 +507,6 @@ def _entry(ban: Ban, now: float) -> dict[str, Any]:
 
 
 def poison_metrics(containment: Containment) -> Iterator[Metric]:
-    """The metrics of containment."""
     contained = containment
     counts = contained.counts
     yield counter("poison_bans", "Prompts that this gate decided to refuse.", (), [((), counts["bans"])])

@@ -256,7 +256,6 @@ class LocalDispatcher:
     # -- what becomes of them ------------------------------------------------------------------------------
 
     def committed(self, lease: Lease, *, resumed: bool = False, response_id: str = "") -> None:
-        """The attempt commits."""
         self._board.prove(lease)
         if lease.ask.stream and not resumed:
             self._routing.shown(lease)
@@ -421,7 +420,6 @@ class QueuedRequest:
         guarded(self.waiter, self._dispatcher.resolve, self, found)
 
     def cancel(self) -> None:
-        """Wait no more."""
         place, self.entry = self.entry, None
         if place is not None:
             self._dispatcher.leave(place)
@@ -465,5 +463,4 @@ class LocalReports:
         }
 
     def send(self, report: Report) -> None:
-        """Anything else."""
         self._takes[type(report)](*report)

@@ -41,7 +41,6 @@ class LinkWatch:
         self._units = board.units
 
     def apply(self, step: SplitStep) -> None:
-        """A step was reported."""
         now, pair = self._now(), (step.prefiller, step.decoder)
         if self._units is not self._board.units:
             # It was configured since.

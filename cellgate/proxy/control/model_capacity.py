@@ -114,7 +114,6 @@ class Capacity:
             self._tell(Action("capacity", "gate", None, one_line(f"{listed(sorted(models))}: {words}")))
 
     def view(self) -> list[dict[str, Any]]:
-        """All models, for JSON."""
         now = self._now()
         return [
             {
@@ -132,7 +131,6 @@ class Capacity:
         ]
 
     def collect(self) -> Iterator[Metric]:
-        """All families."""
         now, models = self._now(), list(self._models.items())
         yield gauge(
             "model_units",
@@ -309,7 +307,6 @@ class Starts:
                 self._tell(Action("start_overdue", "gate", state.unit.name, detail))
 
     def collect(self) -> Iterator[Metric]:
-        """The one family."""
         yield gauge(
             "unit_start_overdue",
             "1 for a unit that starts for longer than is usual in its cell; the last reason at that time.",

@@ -85,7 +85,6 @@ class ModelClaims:
             claim.task.cancel()
 
     def close(self) -> None:
-        """Ask no more."""
         for unit in list(self._claims):
             self.forget(unit)
 
@@ -164,13 +163,11 @@ class _Claim:
     task: asyncio.Task[None] | None = None
 
     def take(self, models: Models, claimed: frozenset[str]) -> None:
-        """The present list."""
         self.models = models
         self.open = {model: self.open.get(model, models.at) for model in models.names if model in claimed}
 
 
 def _without(models: Models, claimed: frozenset[str]) -> Models:
-    """A list without these."""
     names = tuple(name for name in models.names if name not in claimed)
     bases = {name: base for name, base in models.bases.items() if name not in claimed and base not in claimed}
     cards = {name: card for name, card in models.cards.items() if name not in claimed}

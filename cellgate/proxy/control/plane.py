@@ -534,7 +534,6 @@ class ReadinessPage:
             self._soon(self.publish)
 
     def publish(self) -> None:
-        """Publish what is so now."""
         self._is_due = False
         board, stopping = self._board, self.stopping
         self._made_for = full, _ = self._facts()
@@ -544,7 +543,6 @@ class ReadinessPage:
         self._publish(*self._made)
 
     def tick(self, now: float) -> None:
-        """Publish it again."""
         if self._board.attention.is_large:
             self._rows.renew(ceil(len(self._board.units) / ROUND_TICKS))
         if now >= self._render_at or self._facts() != self._made_for:

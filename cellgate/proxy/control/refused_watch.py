@@ -159,7 +159,6 @@ class RefusedWatch:
                 task.add_done_callback(refused.ended)
 
     def close(self) -> None:
-        """Forget all."""
         for task in self._comparisons.values():
             task.cancel()
         for name in list(self._out):
@@ -422,7 +421,6 @@ class _Refused:
     task: asyncio.Task[None] | None = None
 
     def ended(self, _task: asyncio.Task[None]) -> None:
-        """It was asked."""
         self.task = None
 
 

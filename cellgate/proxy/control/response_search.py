@@ -65,7 +65,6 @@ class ResponseSearch:
         return SearchingRequest(task, waiter, acquire, give_back)
 
     def close(self) -> None:
-        """End all searches."""
         for task in list(self._running.values()):
             task.cancel()
 
@@ -123,7 +122,6 @@ class SearchingRequest:
         task.add_done_callback(self._over)
 
     def cancel(self) -> None:
-        """Wait no more."""
         self._task.remove_done_callback(self._over)
         if self._place is not None:
             self._place.cancel()

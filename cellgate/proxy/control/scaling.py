@@ -41,7 +41,6 @@ class PoolUnits(NamedTuple):
 
     @property
     def models(self) -> list[str]:
-        """What they serve."""
         return sorted({model for state in self.all for model in state.base_models()})
 
 

@@ -94,7 +94,6 @@ class BodyMemory:
         self._waiters[waiter] = payer
 
     def forget(self, waiter: Callable[[], None]) -> None:
-        """The waiter is gone."""
         self._waiters.pop(waiter, None)
 
     def tick(self, now: float) -> None:

@@ -62,7 +62,6 @@ class Call:
         self._conn, self.reply_head, conn.sink = conn, None, self
 
     def abandon(self) -> None:
-        """Stop waiting for the reply."""
         if self.over:
             return
         self.over = True
@@ -73,18 +72,15 @@ class Call:
 
     @property
     def phase(self) -> str:
-        """How far it is."""
         if self._conn is None:
             return "connecting"
         return "waiting for its reply" if self.reply_head is None else "reading its reply"
 
     def on_connected(self, conn: UnitConnection) -> None:
-        """The pool's answer."""
         self._conn = conn
         conn.send(self._head, self._body, self, to_head=False, usual=self.usual)
 
     def on_read(self, data: bytes, pieces: list[bytes], conn: UnitConnection) -> None:
-        """A part of the reply."""
         usual = self.usual
         if usual is None or conn.reply.head is not usual.head or len(usual.body) > self._max_bytes:
             self._take(data, pieces, conn)
@@ -113,6 +109,5 @@ class Call:
             self._caller.answered(head.status, body)
 
     def on_failed(self, failure: Failure) -> None:
-        """The reply failed."""
         self.over = True
         self._caller.failed(failure)

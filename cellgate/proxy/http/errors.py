@@ -131,7 +131,6 @@ class FailureKind(Enum):
 
     @property
     def row(self) -> FailureRow:
-        """The row of this kind."""
         return TABLE[self]
 
 

@@ -93,13 +93,11 @@ class UnitFetch:
         return self.held is not None and self.held.is_open
 
     def hold(self, lost: Callable[[], None]) -> None:
-        """Hold one for a while."""
         if self.held is None:
             self.held = HeldConnection(self.pool, self._loop)
         self.held.want(lost)
 
     def close(self) -> None:
-        """Hold nothing."""
         if self.held is not None:
             self.held.close()
 
@@ -155,12 +153,10 @@ class UnitFetch:
         return _Waiting(self, page, b"", timeout_s, max_bytes, False, done)
 
     def note_reply(self) -> None:
-        """A reply has come."""
         self.answered_at = self.now()
         self._received()
 
     def note_error(self, error: FetchError) -> None:
-        """There was none."""
         self.fresh_at = -math.inf
         if error.trouble is Trouble.REFUSED:
             self._received()
@@ -258,7 +254,6 @@ class PageLook:
         max_bytes: int,
         tell: Callable[[Reply | FetchError], None],
     ) -> None:
-        """Send it."""
         self._conn, self._due_at, self._max_bytes = conn, due_at, max_bytes
         self._tell, self._waiting, self.is_on_its_way = tell, None, True
         self._fetch.deadlines.expect(self, due_at)
@@ -277,20 +272,17 @@ class PageLook:
             waiting.reads_on(data, pieces, conn)
 
     def on_failed(self, failure: Failure) -> None:
-        """The connection is gone."""
         waiting = self._become()
         if waiting is not None:
             waiting.failed(failure)
 
     def expire(self) -> None:
-        """It has had no answer in time."""
         waiting, conn = self._become(), self._conn
         if waiting is not None and conn is not None:
             waiting.reads_on(b"", [], conn)
             waiting.expire()
 
     def abandon(self) -> None:
-        """Nobody wants the answer any more."""
         if self._waiting is not None:
             self._waiting.abandon()
         elif self.is_on_its_way:
@@ -401,7 +393,6 @@ class _Waiting:
             call.abandon()
 
     def expire(self) -> None:
-        """It has had no answer in time."""
         phase = self._call.phase
         self._call.abandon()
         if self._fetch.now() > self._due.when + LATE_S:
@@ -475,7 +466,6 @@ class Following:
         pool.take(self, fresh=True)
 
     def close(self) -> None:
-        """Leave nothing behind."""
         self.asked.cancel()
         if self._conn is not None:
             self._conn.drop()

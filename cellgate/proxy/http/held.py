@@ -63,7 +63,6 @@ class HeldConnection:
         return conn
 
     def close(self) -> None:
-        """Hold nothing any more."""
         self._wanted_until = -inf
         if self._opening is not None:
             self._opening.cancel()
@@ -80,7 +79,6 @@ class HeldConnection:
             then()
 
     def forget(self, conn: UnitConnection) -> None:
-        """It is dropped."""
         if conn is self._conn:
             self._conn, self._is_busy = None, False
             if (then := self.then) is not None:

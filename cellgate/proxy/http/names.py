@@ -70,6 +70,5 @@ class Lookups:
             self._comparing = None
 
     def close(self) -> None:
-        """Look up nothing more."""
         if self._comparing is not None:
             self._comparing.cancel()

@@ -684,7 +684,6 @@ class RequestReader:
         self._end()
 
     def _end(self) -> None:
-        """The request is complete."""
         request = self.request
         assert request is not None
         if request.length and len(self._pieces) == 1 and not request.pieces:

@@ -251,7 +251,6 @@ class JsonSkim:
         self.is_over = False
 
     def feed(self, data: bytes) -> None:
-        """The next bytes."""
         at, size = 0, len(data)
         while at < size and not self.is_over:
             if self._depth:

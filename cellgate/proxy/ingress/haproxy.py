@@ -106,7 +106,6 @@ class HaproxyAgent:
         return False
 
     def left(self, connection: _AgentConnection) -> None:
-        """One has left."""
         self._connections.discard(connection)
 
     def _reply(self, about: str, now: float) -> AgentReply | None:
@@ -184,7 +183,6 @@ class ReplyFormatter:
         return b"up ready %d%% maxconn:%d\n" % (percent, places)
 
     def forget(self, about: str) -> None:
-        """This one is no more."""
         self._last.pop(about, None)
 
 

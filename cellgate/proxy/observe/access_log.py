@@ -67,7 +67,6 @@ class LineLog(Generic[Record]):
         return self._overflowed + self._failed
 
     def write(self, record: Record) -> None:
-        """Take note of a record."""
         if self._format is None:
             return
         if len(self._pending) == LINES_KEPT:

@@ -57,7 +57,6 @@ class Encoding(NamedTuple):
     content_type: str
 
     def text(self, families: Iterable[Metric]) -> bytes:
-        """These families as text."""
         return self.encode(_Families(families))
 
 
@@ -93,7 +92,6 @@ class Metrics:
         self._collectors.append(collect)
 
     def finished(self, record: Finished) -> None:
-        """A request has ended, whoever answered it."""
         self.responses[record.route, record.status] += 1
         self.bytes_in += record.bytes_in
         self.bytes_out += record.bytes_out
@@ -117,7 +115,6 @@ class Metrics:
         tally.outcomes[outcome] += 1
 
     def flip(self, flip: Flip) -> None:
-        """A verdict has changed."""
         tally = self.tally(flip.unit)
         tally.flips[flip.before, flip.after] += 1
         if flip.cause is not None:
@@ -137,7 +134,6 @@ class Metrics:
         self.tally(unit).broken += 1
 
     def refusal(self, reason: Refusal) -> None:
-        """A request was refused without a unit."""
         self.refusals[reason] += 1
 
     def loop_lag(self, seconds: float) -> None:
@@ -230,7 +226,6 @@ def counter(name: str, text: str, labels: Sequence[str], rows: Iterable[MetricRo
 
 
 def gauge(name: str, text: str, labels: Sequence[str], rows: Iterable[MetricRow]) -> Metric:
-    """A gauge."""
     family = GaugeMetricFamily(f"cellgate_{name}", text, labels=labels)
     for row, value in rows:
         family.add_metric(row, float(value))
@@ -307,7 +302,6 @@ class Histogram:
         self.total = 0.0
 
     def observe(self, value: float) -> None:
-        """Count one observation."""
         self.counts[bisect_left(self.bounds, value)] += 1
         self.total += value
 
@@ -351,7 +345,6 @@ class Exemplars:
         self._latest: dict[tuple[str, str], dict[int, Exemplar]] = {}
 
     def __bool__(self) -> bool:
-        """Whether there is any."""
         return bool(self._latest)
 
     def note(self, family: str, cell: str, value_s: float, trace_id: str) -> None:
@@ -513,5 +506,4 @@ TALLIES: Counter[TallyKey] = Counter(
 
 
 def tally(family: str, *labels: str) -> None:
-    """Count one."""
     TALLIES[family, *labels] += 1

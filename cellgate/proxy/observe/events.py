@@ -280,7 +280,6 @@ class EventLog:
         return follower
 
     def unsubscribe(self, follower: Follower) -> None:
-        """Stop following."""
         self._followers.discard(follower)
 
     def close(self) -> None:
@@ -333,7 +332,6 @@ class Follower:
         self.end()
 
     def end(self) -> None:
-        """No more events will come."""
         self.ended = True
         self._queue.put_nowait(None)
 

@@ -67,7 +67,6 @@ class Exposition:
         self._gate_faults = gate_faults
 
     def collect(self) -> Iterator[Metric]:
-        """All families of the gate."""
         yield gauge(
             "build_info",
             "Constant 1; the labels describe the running gate.",
@@ -327,7 +326,6 @@ class Traffic:
         )
 
     def collect(self) -> Iterator[Metric]:
-        """All families."""
         yield from self._requests()
         yield from self._failures()
         yield from self._latencies()

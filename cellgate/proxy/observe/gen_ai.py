@@ -79,7 +79,6 @@ class GenAiMetrics:
             self._observe(OUTPUT_TOKEN, about, output_token_s)
 
     def read(self) -> list[GenAiSeries]:
-        """All histograms, now."""
         return [
             GenAiSeries(
                 metric,

@@ -84,7 +84,6 @@ class Helpers:
         ]
 
     def collect(self) -> Iterator[Metric]:
-        """The one family."""
         text = "1 while a helper of the gate works, 0 while it fails; /status says why."
         yield gauge("helper_up", text, ("helper",), (((name,), works) for name, works in self._works.items()))
 
@@ -170,7 +169,6 @@ class CountedHelper:
 
 
 def counted_helpers(settings: Settings, of_workers: Mapping[TallyKey, int]) -> Iterator[CountedHelper]:
-    """Those of a configuration."""
     make = partial(CountedHelper, of_workers=of_workers)
     if (guardrail := settings.guardrail) is not None:
         follows = "requests pass unseen" if guardrail.fail == "open" else "requests get 503"

@@ -148,7 +148,6 @@ _LOG_LEVELS: dict[Level, int] = {"info": logging.INFO, "warning": logging.WARNIN
 
 
 def log_line(level: Level, message: str) -> None:
-    """Log one line."""
     _LOGGER.log(_LOG_LEVELS[level], "%s", message)
 
 

@@ -86,7 +86,6 @@ class RoutingMetrics:
         return sum(of_model.completion for of_model in self._models.values())
 
     def collect(self) -> Iterator[Metric]:
-        """All families."""
         for name in self._tallies.keys() - self._board.units.keys():
             del self._tallies[name]
         tallies = [(name, self._tallies[name]) for name in self._board.units]

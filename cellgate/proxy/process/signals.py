@@ -203,7 +203,6 @@ class Ticker:
         self._handle = self._loop.call_at(self._due, self._tick)
 
     def stop(self) -> None:
-        """Stop the timer."""
         if self._handle is not None:
             self._handle.cancel()
 

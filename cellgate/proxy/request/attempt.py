@@ -207,7 +207,6 @@ class Attempt:
     # -- from the unit -------------------------------------------------------------------------------------
 
     def on_read(self, data: bytes, pieces: list[bytes], conn: UnitConnection) -> None:
-        """One read of the unit's reply that parsed."""
         if not self.lease.committed:
             self._hold(data, pieces, conn)
             return

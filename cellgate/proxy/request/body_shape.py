@@ -87,7 +87,6 @@ shapes: dict[tuple[str, ...], BodyShape] = {}
 
 
 def shape_of_body(body: dict[str, Any]) -> BodyShape:
-    """The shape of a parsed body."""
     names = tuple(body)
     return shapes.get(names) or new_shape(names)
 

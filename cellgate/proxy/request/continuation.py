@@ -87,7 +87,6 @@ class StreamResume:
         self._resumption.begin(owner, self._gate.pool(state), state.engine, head, fresh=fresh)
 
     def abandon(self) -> None:
-        """Stop asking."""
         if self._resumption is not None:
             self._resumption.abandon()
 

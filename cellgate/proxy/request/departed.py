@@ -23,7 +23,6 @@ class Departed(Observer):
         self.unit_lines = b""
 
     def over(self, record: Finished, _at: float) -> None:
-        """The response has ended."""
         self._reports.send(Left(self.unit, became(record, self.unit)))
 
 

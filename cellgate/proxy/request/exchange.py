@@ -461,7 +461,6 @@ class Exchange:
         guarded(self, self.table[self.state, ON_ASKED].action, self, ask)
 
     def on_result(self, found: Lease | Failure) -> None:
-        """What came of waiting for a unit."""
         self.resolve(self.selection.take(found))
 
     def resolve(self, found: Lease | Failure) -> None:
@@ -533,7 +532,6 @@ class Exchange:
         guarded(self, self.table[self.state, ON_SCREENED].action, self, ask)
 
     def crashed(self, error: Exception) -> None:
-        """A callback of this exchange has failed."""
         self.gate.defect(f"request {self.response.request_id.decode('latin-1')} failed", error)
         self.table[self.state, ON_CRASHED].action(self)
 

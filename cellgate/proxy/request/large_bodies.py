@@ -96,7 +96,6 @@ class LargeBodies:
             raise
 
     async def close(self) -> None:
-        """End the processes."""
         for parser in (*self._idle, *self._busy.values()):
             await parser.close()
 
@@ -209,7 +208,6 @@ class Parser:
                 process.kill()
 
     async def close(self) -> None:
-        """End the process."""
         process = self.process
         self.end()
         if process is not None:

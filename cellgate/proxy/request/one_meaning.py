@@ -144,7 +144,6 @@ def _models_in(value: Any, depth: int = 3) -> Iterator[str]:
 
 
 def models_in_query(target: bytes) -> set[str]:
-    """Models that the query of a path names."""
     query = target.partition(b"?")[2].decode("latin-1")
     names = {"model", *BESIDE}
     return {value for name, value in parse_qsl(query, max_num_fields=None) if name.casefold() in names}

@@ -119,7 +119,6 @@ class PrefillLeg:
             self._pending = found
 
     def on_result(self, found: Lease | Failure) -> None:
-        """What came of asking for a lease."""
         self._pending = None
         if isinstance(found, Failure):
             self._drop(f"unit {self.split.prefiller} has no room, or is not in rotation")
@@ -137,11 +136,9 @@ class PrefillLeg:
             self._prefilled(prompt)
 
     def crashed(self, error: Exception) -> None:
-        """Passing on its lease has failed."""
         self._owner.crashed(error)
 
     def tick(self, now: float) -> None:
-        """Time has passed."""
         waited_s = now - self._begun_at
         if self._pending is not None and self._is_in_vain(waited_s):
             self.drop()
@@ -180,11 +177,9 @@ class PrefillLeg:
     # -- the prefiller's answer ----------------------------------------------------------------------------
 
     def answered(self, status: int, body: bytes) -> None:
-        """The prefiller has answered."""
         guarded(self._owner, self._take, status, body)
 
     def failed(self, failure: Failure) -> None:
-        """It gave no answer."""
         guarded(self._owner, self._fail, failure)
 
     def _take(self, status: int, body: bytes) -> None:

@@ -250,7 +250,6 @@ class Response:
         self._write(chunk)
 
     def count(self, events: int) -> None:
-        """Count events with data."""
         now = self.now()
         gap_ms = int((now - self.last_at) * 1000)
         self._gaps[gap_ms if gap_ms < GAPS_MS else -1] += 1

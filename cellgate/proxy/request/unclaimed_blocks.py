@@ -59,12 +59,10 @@ class UnclaimedBlocks:
             self.over(release)
 
     def close(self) -> None:
-        """Give up all."""
         for release in list(self._releases):
             self.over(release)
 
     def over(self, release: Release) -> None:
-        """A release has ended."""
         self._releases.discard(release)
         release.call.abandon()
 
@@ -111,5 +109,4 @@ class Release:
         self._unclaimed.over(self)
 
     def failed(self, _failure: Failure) -> None:
-        """It has not."""
         self._unclaimed.over(self)

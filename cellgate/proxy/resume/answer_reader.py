@@ -131,7 +131,6 @@ class AnswerReader:
         return self._done or self._finished or not self._has_choice
 
     def feed(self, data: bytes) -> None:
-        """The next bytes of the stream."""
         if b"\r" in data or self._last:
             data = self._with_lf(data)
         if self._skim is not None:

@@ -632,12 +632,10 @@ class Questions(Generic[Result]):
         self._ask(None, fresh=fresh)
 
     def abandon(self) -> None:
-        """Stop asking."""
         if self._call is not None:
             self._call.abandon()
 
     def answered(self, status: int, body: bytes) -> None:
-        """The unit answered a request of the proof."""
         if status >= 500 or status == 429:
             kind = FailureKind.BUSY if status in BUSY_STATUSES else FailureKind.UNIT_ERROR
             reason = f"it answered {status} to the check before resuming the stream"
@@ -650,7 +648,6 @@ class Questions(Generic[Result]):
             self._ask(answer or {})
 
     def failed(self, failure: Failure) -> None:
-        """It gave no answer."""
         self._asker.failed(failure)
 
     def _ask(self, answer: dict[str, Any] | None, *, fresh: bool = False) -> None:
@@ -711,7 +708,6 @@ class Resumption:
 
     @property
     def is_proving(self) -> bool:
-        """Whether a unit is being asked."""
         return self._questions is not None and self._questions.is_open
 
     def why_not(self) -> str:
@@ -744,7 +740,6 @@ class Resumption:
         self._try_next(fresh=fresh)
 
     def abandon(self) -> None:
-        """Stop asking."""
         if self._questions is not None:
             self._questions.abandon()
 
@@ -756,7 +751,6 @@ class Resumption:
         self._try_next()
 
     def failed(self, failure: Failure) -> None:
-        """The unit failed before it was proven."""
         self._owner.failed(failure)
 
     def _try_next(self, *, fresh: bool = False) -> None:

@@ -82,11 +82,9 @@ class Messages:
     # -- what the client gets ------------------------------------------------------------------------------
 
     def placed(self, document: dict[str, Any], block: int, _shown: BlockTranscript) -> dict[str, Any]:
-        """An event of this block of the answer."""
         return document | {"index": block}
 
     def with_text(self, document: dict[str, Any], text: str) -> dict[str, Any]:
-        """A GROW that adds only this."""
         delta = document["delta"]
         return document | {"delta": delta | {_PIECES[delta["type"]]: text}}
 

@@ -227,7 +227,6 @@ class EventFilter:
         return events
 
     def _flush(self) -> bytes:
-        """What was held."""
         if not self._tail:
             return b""
         held = b"".join(self._tail)

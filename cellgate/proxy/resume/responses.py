@@ -107,7 +107,6 @@ class Responses:
         return placed
 
     def with_text(self, document: dict[str, Any], text: str) -> dict[str, Any]:
-        """A GROW that adds only this."""
         return document | {"delta": text}
 
     def closing(self, block: int, shown: BlockTranscript) -> list[dict[str, Any]]:

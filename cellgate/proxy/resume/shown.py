@@ -49,7 +49,6 @@ class GrowingText:
         return self._parts[-1]
 
     def add(self, piece: str) -> None:
-        """Add a piece."""
         if piece:
             self._parts.append(piece)
 

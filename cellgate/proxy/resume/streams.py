@@ -85,7 +85,6 @@ class BlockResumption:
 
     @property
     def is_proving(self) -> bool:
-        """Whether a unit is being asked."""
         return self._questions is not None and self._questions.is_open
 
     def why_not(self) -> str:
@@ -113,18 +112,15 @@ class BlockResumption:
         self._questions.begin(fresh=fresh)
 
     def abandon(self) -> None:
-        """Stop asking."""
         if self._questions is not None:
             self._questions.abandon()
 
     # -- the result of the proof ---------------------------------------------------------------------------
 
     def unproven(self, reason: str) -> None:
-        """The unit cannot continue the text."""
         self._owner.refused(reason)
 
     def failed(self, failure: Failure) -> None:
-        """The unit failed before it was proven."""
         self._owner.failed(failure)
 
     def _proven(self, found: NextPart | bytes) -> None:

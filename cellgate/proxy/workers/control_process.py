@@ -340,7 +340,6 @@ class WorkerMetrics:
         self._restarts = restarts
 
     def collect(self) -> Iterator[Metric]:
-        """All families."""
         yield from self._deaths()
         yield from self._clients()
         yield from self._resources()
@@ -460,7 +459,6 @@ class WorkerSession:
         return len(self._leases)
 
     def hear(self, message: Message) -> None:
-        """Handle its messages."""
         self._handlers[message[0]](*message[1:])
 
     def begin(self) -> None:
@@ -700,7 +698,6 @@ class Asker:
         self.request = request
 
     def on_result(self, found: Lease | Failure) -> None:
-        """What came of it."""
         self._session.resolve(self, found)
 
     def crashed(self, error: Exception) -> None:

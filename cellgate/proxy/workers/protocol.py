@@ -143,7 +143,6 @@ class Pulse(NamedTuple):
 
 
 def framed(messages: list[Message]) -> bytes:
-    """Messages as one frame."""
     body = marshal.dumps(messages, _WORKER_VERSION)
     return _LENGTH.pack(len(body)) + body
 

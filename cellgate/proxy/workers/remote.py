@@ -92,7 +92,6 @@ class RemoteRequest:
         guarded(self._waiter, self._waiter.on_result, found)
 
     def cancel(self) -> None:
-        """Cancel the request."""
         self._client.leave(self.number)
 
 
@@ -137,7 +136,6 @@ class ControlClient:
         return link
 
     def has_control(self) -> bool:
-        """Whether there is a control process."""
         return self._link is not None and self._loop.time() - self._received_at <= SILENT_S
 
     def close(self) -> None:
@@ -236,7 +234,6 @@ class RemoteLease(Lease):
         self.rank = rank
 
     def commit(self, now: float) -> None:
-        """The attempt commits."""
         self.committed = True
         self.first_at = now
 
@@ -261,7 +258,6 @@ class RemoteDispatcher:
     # -- units for requests --------------------------------------------------------------------------------
 
     def acquire(self, request: PickRequest, waiter: Waiter) -> Pending:
-        """Ask for a unit."""
         return self._control.ask(request, waiter)
 
     def acquire_other(self, request: PickRequest, waiter: Waiter) -> Refusal | Pending:
@@ -280,7 +276,6 @@ class RemoteDispatcher:
     # -- what becomes of them ------------------------------------------------------------------------------
 
     def committed(self, lease: Lease, *, resumed: bool = False, response_id: str = "") -> None:
-        """The attempt commits."""
         self._board.prove(lease)
         self._control.mention((ToControl.COMMITTED, _id(lease), lease.first_at, resumed))
         if response_id:
@@ -288,21 +283,18 @@ class RemoteDispatcher:
             self._control.say((ToControl.STORED, response_id, lease.unit, lease.ask.payer))
 
     def completed(self, lease: Lease, events: int, usage: Usage | None) -> None:
-        """A generation ended without a failure."""
         reported = None if usage is None else tuple(usage)
         self._control.mention(
             (ToControl.COMPLETED, _id(lease), events, reported, self._now(), lease.was_paused)
         )
 
     def released(self, lease: Lease, outcome: Outcome) -> None:
-        """Close a lease, here and there."""
         now, number = self._now(), _id(lease)
         self._board.close(lease, now)
         del self._leases[number]
         self._control.mention((ToControl.RELEASED, number, OUTCOME_INDEX[outcome], now))
 
     def blame(self, lease: Lease, failure: Failure, tokens: int, shown: int, *, judged: bool = True) -> None:
-        """The attempt has failed."""
         self._control.say((ToControl.BLAME, _id(lease), failure_out(failure), tokens, shown, judged))
 
     # -- what the control process says ----------------------------------------------------------------------
@@ -325,7 +317,6 @@ class RemoteDispatcher:
     def granted(
         self, number: int, unit: str, at: float, lines: bytes, rank: int, split: Message | None
     ) -> None:
-        """A lease was granted."""
         question = self._control.answered(number)
         if question is None:
             # The cancellation was sent meanwhile.
@@ -340,7 +331,6 @@ class RemoteDispatcher:
         question.resolve(lease)
 
     def refused(self, number: int, why: Message) -> None:
-        """The request was refused."""
         if (question := self._control.answered(number)) is not None:
             question.resolve(failure_in(why))
 
@@ -510,11 +500,9 @@ class RemoteReports:
         self._control.mention((ToControl.FINISHED, *message))
 
     def send(self, report: Report) -> None:
-        """Anything else."""
         self._control.mention((ToControl.REPORT, pickle.dumps(report, pickle.HIGHEST_PROTOCOL)))
 
     def restart_suspected(self, state: UnitState) -> None:
-        """A unit closed a connection unexpectedly."""
         if not state.retired:
             state.restart_suspected_at = self._now()
             self._control.say((ToControl.RESTART_SUSPECTED, state.unit.name, self._replica.version))
@@ -569,7 +557,6 @@ class StatusReporter:
         self._defects = 0
 
     def forget(self, state: UnitState) -> None:
-        """The unit is gone."""
         self._gaps.pop(state, None)
 
     def received(self, lives: list[tuple[str, float]]) -> None:

@@ -205,7 +205,6 @@ class Supervisor:
         return await run_worker(self._settings, self._tls, mine, line, self._page, number)
 
     def _ended(self, child: Child) -> None:
-        """A process is gone."""
         _, status = os.waitpid(child.pid, 0)
         self._selector.unregister(child.line)
         child.line.close()

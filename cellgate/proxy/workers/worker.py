@@ -169,7 +169,6 @@ class Worker:
         self.gateway.announce_stop()
 
     async def stop(self, *, delay_s: float, drain_s: float) -> None:
-        """Stop gracefully."""
         await self.gateway.stop(delay_s=delay_s, drain_s=drain_s)
         await self._close()
 
@@ -369,7 +368,6 @@ class SharedEntrance(Entrance):
         tls: ssl.SSLContext | None,
         _backlog: int,
     ) -> None:
-        """Accept on `listeners`."""
         self._listeners, self._tls = listeners, tls
         self._page.note(self._worker, self._clients(), self._loop.time())
         for listener in listeners:
@@ -390,7 +388,6 @@ class SharedEntrance(Entrance):
                 self._page.fill(self._worker)
 
     def close(self) -> None:
-        """Accept no more."""
         self._page.leave(self._worker)
         listeners, self._listeners = self._listeners, ()
         for listener in listeners:
