@@ -47,9 +47,7 @@ class Session:
 
 
 def _distance(session: str, candidate: Candidate) -> float:
-    """The distance of a unit from a session; a unit of twice the weight is nearest to twice as many
-    sessions.
-    """
+    """How far a unit is from a session; one of twice the weight is nearest to twice as many sessions."""
     # 53 bits and a half: a number strictly between 0 and 1.
     point = ((xxh3_64_intdigest(f"{session}\0{candidate.unit}".encode()) >> 11) + 0.5) / (1 << 53)
     return -log(point) / candidate.weight

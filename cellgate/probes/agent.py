@@ -436,9 +436,7 @@ class Needed:
 
 
 class Status(NamedTuple):
-    """The report of the agent. `open_files` is the largest share of its limit that a process uses, as of
-    `counted_at`.
-    """
+    """The agent's report. `open_files` is the largest share of its limit in use, as of `counted_at`."""
 
     state: str
     reason: str
@@ -459,9 +457,7 @@ class Status(NamedTuple):
 
 
 class ProcessWatch:
-    """Finds the processes that the `targets` name, and reads their state. `clock` returns seconds since
-    boot.
-    """
+    """Finds the processes that `targets` name, and their state. `clock`: seconds since boot."""
 
     def __init__(self, targets: Sequence[Target], proc: Proc, clock: Callable[[], float]) -> None:
         self._targets = targets
@@ -506,9 +502,7 @@ class ProcessWatch:
         return Status(state, reason, self._epoch, self._needed, self._open_files, self._counted_at)
 
     def _search(self, now: float) -> None:
-        """Make the named processes needed, once they are complete and, if matched by a pattern, have
-        settled.
-        """
+        """Make named processes needed, once complete and, if a pattern matched them, settled."""
         survivors = {ProcessKey(n.pid, n.start) for n in self._needed if n.state not in _LOST}
         lost_at = min((n.alive_at for n in self._needed if n.state in _LOST), default=0.0)
         if self._needed and (not survivors or now - lost_at >= DISTRUST_S):
@@ -531,9 +525,7 @@ class ProcessWatch:
     def _find(
         self, target: Target, commands: dict[int, list[str]], survivors: set[ProcessKey], lost_at: float
     ) -> set[ProcessKey]:
-        """The processes of a target; after a loss, of those that match: survivors, and those started
-        since.
-        """
+        """The processes of a target; after a loss, those that match: survivors, and newer ones."""
         stats = {pid: self._proc.stat(pid) for pid in target.find(self._proc, commands)}
         keys = {
             ProcessKey(pid, stat.start) for pid, stat in stats.items() if stat and stat.state not in _LOST

@@ -105,9 +105,7 @@ class Fetch(Protocol):
     def get(
         self, target: str, done: Callable[[Reply | FetchError], None], *, timeout_s: float, max_bytes: int
     ) -> PageWait:
-        """The same for a GET, without a task: `done` is called once, in a later turn of the loop, unless it
-        is abandoned.
-        """
+        """A GET without a task: `done` is called once, in a later turn of the loop, unless abandoned."""
         ...
 
 
@@ -131,9 +129,7 @@ class Net(Protocol):
     """Access to addresses other than the unit's own: nodes, exporters, agents."""
 
     def fetch(self, url: str, *, token: str = "") -> Fetch:
-        """A `Fetch` to another server, `http(s)://HOST:PORT` (a path in it is ignored), with a bearer token,
-        if there is one.
-        """
+        """A `Fetch` to another server, `http(s)://HOST:PORT` (a path is ignored), with a token if any."""
         ...
 
     async def connect(
@@ -242,9 +238,7 @@ class ProbeContext(Protocol):
 
     @property
     def borne_until(self) -> float:
-        """Until when no time-out speaks against a unit that has requests and shows nothing; -inf: it is not
-        silent.
-        """
+        """Until when no time-out speaks against a unit that shows nothing for its requests; -inf: it does."""
         ...
 
     @property
@@ -273,9 +267,7 @@ class ProbeContext(Protocol):
 
     @property
     def is_seen_still(self) -> bool:
-        """Whether its engine itself says that it has work, and counts no steps; or an agent that it is
-        stopped.
-        """
+        """Whether its engine itself has work and counts no steps; or an agent says that it is stopped."""
         ...
 
     @property
@@ -401,7 +393,5 @@ def words_in(body: bytes) -> str:
 
 
 def shuts_down(words: str) -> bool:
-    """Whether an engine says with its error that it shuts down: it takes nothing new, and finishes what it
-    has.
-    """
+    """Whether an engine's error says that it shuts down: it takes nothing new, and finishes the rest."""
     return _SHUTS_DOWN.search(words) is not None

@@ -409,9 +409,7 @@ def _served(context: ProbeContext) -> set[tuple[str, bool]]:
 
 
 def _counts(context: ProbeContext, kind: _Kind) -> bool:
-    """Whether it is a fault of the unit that it refuses this kind: it has served it, and its one model cannot
-    have gone.
-    """
+    """Whether a unit is at fault for refusing this kind: it served it before, and its one model is there."""
     return kind[:2] in _served(context) and len(context.models) < 2
 
 
@@ -524,9 +522,7 @@ async def _fly(context: ProbeContext, kind: _Kind, deadline: float) -> _Finding:
 
 
 def _lacks_all(context: ProbeContext, tried: Sequence[tuple[_Kind, Reply]]) -> bool:
-    """Whether a unit that has never answered a canary has none of the paths: it is not a model that is
-    missing.
-    """
+    """Whether a unit without an answered canary has none of the paths: that is no missing model."""
     if _API in context.notes or context.unit.canary or context.engine == "triton":
         return False
     return all(_lacks_path(done, reply) for done, reply in tried)

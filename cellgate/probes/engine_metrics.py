@@ -232,9 +232,7 @@ def scan(
 
 
 def _ranks(samples: Mapping[MetricRole, _Samples]) -> tuple[RankLoad, ...]:
-    """The data parallel ranks, if there are several and all are shown: an engine shows one once it has
-    served.
-    """
+    """The data parallel ranks, if there are several and all are shown, as one is once it has served."""
     if len({labels for role in _OF_RANKS for _, labels in samples.get(role, _NONE)}) < 2:
         return ()
     found: dict[int, dict[MetricRole, float]] = {}

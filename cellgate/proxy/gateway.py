@@ -306,9 +306,7 @@ class Gateway:
         route: str,
         tell: Callable[[Ask | Failure], None],
     ) -> Callable[[], None]:
-        """Parse a large body off the loop, then call `tell`, in any case. Returns a function that stops
-        it.
-        """
+        """Parse a large body off the loop, then call `tell`, in any case. Returns what stops it."""
         return self.large_reads.start(request, payer, why_not, route, tell)
 
     def report_lines(self, request: Request, *, to_trusted: bool) -> bytes:
@@ -390,9 +388,7 @@ class Gateway:
         return len(going)
 
     def _unopened(self) -> int:
-        """How many clients may be about to have a connection to a unit opened: those that have not asked yet,
-        or wait.
-        """
+        """How many clients may be about to have a connection to a unit opened, now or after waiting."""
         open_there = len(self._unit_pools)
         if len(self.clients) <= open_there:
             return 0

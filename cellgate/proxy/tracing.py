@@ -134,9 +134,7 @@ class Tracing:
         return (Trace(self._tracer, span, ahead_s, self._send),)
 
     def _is_sampled(self, request: Request) -> bool:
-        """Whether the request is traced. Decided without the SDK, which is cheaper for the many that are
-        not.
-        """
+        """Whether the request is traced, decided without the SDK: cheaper for the many that are not."""
         reported = [line for line in request.lines if line.startswith(b"traceparent:")]
         if len(reported) == 1 and (found := _TRACEPARENT.match(reported[0])):
             return bool(int(found[1], 16) & _TRACE_SAMPLED)

@@ -121,9 +121,7 @@ class Board:
         kept: Mapping[str, Kept] = _NONE_KEPT,
         heirs: Mapping[str, UnitState] = _NO_HEIRS,
     ) -> Changes:
-        """Apply a fleet. A unit whose address changed is removed and added. For `kept` and `heirs` see
-        kept.py.
-        """
+        """Apply a fleet. A unit with a new address is removed and added. For `kept` and `heirs`: kept.py."""
         wanted = {unit.name: unit for unit in fleet.units}
         gone = [d for d in self if d.unit.name not in wanted or wanted[d.unit.name].url != d.unit.url]
         for state in gone:
@@ -242,9 +240,7 @@ class Board:
             self._most_running[like] = slots.most
 
     def suspect_restart(self, name: str, now: float) -> bool:
-        """Record a sign that the unit has restarted. True when no restart was suspected yet: it should be
-        probed.
-        """
+        """Record a sign of a restart. True when there was none yet: the unit should be probed."""
         state = self.units.get(name)
         if state is None:
             return False
@@ -366,9 +362,7 @@ class Board:
                 yield state
 
     def can_take(self, lease: Lease, now: float, tried: Collection[str] = ()) -> bool:
-        """Whether another unit is in rotation that could serve the request of a lease, and does not stand
-        still itself.
-        """
+        """Whether another unit is in rotation, does not stand still, and could serve a lease's request."""
         return any(
             state is not lease.unit_state and not self._stands_still(state, now)
             for state in self.able(lease.ask, tried)

@@ -233,9 +233,7 @@ def usual_of(units: Sequence[Facts], rules: CostRules) -> Usual:
 
 
 def cost_terms(units: Sequence[Facts], rules: CostRules, usual: Usual | None = None) -> list[CostTerms]:
-    """The forecasts of units, which stand in for each other; `usual` is that of their fleet, if they are not
-    all of it.
-    """
+    """The forecasts of units that stand in for each other; `usual`: of their fleet, if it has more."""
     usual = usual or usual_of(units, rules)
     others = _waiting_tokens(usual.report, rules)
     return [_terms_of(facts, usual.report, others, _written(facts, usual), rules) for facts in units]

@@ -143,9 +143,7 @@ class CostModel:
         return self.rates.followed >= SURE
 
     def guessed(self) -> list[str]:
-        """Which values are estimates of the configuration, the engine or its peers, and were not measured
-        yet.
-        """
+        """Which values are guesses, by configuration, engine or peers, and were not measured yet."""
         rates = self.rates
         known = {
             "prefill rate": rates.prefill_tokens_s.seen,
@@ -377,9 +375,7 @@ def _foreign(load: Load | None) -> int:
 
 
 def _others_decoding(load: Load | None, reported: RemoteLoad | None, others_s: float) -> float | None:
-    """What other gates tell; and requests that come to the engine past all gates. Prompts to be computed
-    count as such.
-    """
+    """What other gates tell, and requests past all gates. Prompts to be computed count as such."""
     if reported is None:
         return float(_foreign(load)) if others_s else None
     return float(max(_foreign(load), reported.in_flight) - reported.prefilling)

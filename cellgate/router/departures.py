@@ -28,9 +28,7 @@ where another unit could give it."""
 def leavers(
     state: UnitState, now: float, rules: Rules, can_take: Callable[[Lease, float], bool]
 ) -> Iterator[Lease]:
-    """The requests without a token that a unit which is out loses now. `can_take`: whether another one could
-    take it.
-    """
+    """Requests without a token that a unit which is out loses. `can_take`: another one could take it."""
     is_lost = is_gone(state.case)
     if not is_lost and is_closed(state.case) and not is_silent_too_long(state, now, rules):
         return
@@ -45,9 +43,7 @@ def is_gone(case: Case) -> bool:
 
 
 def is_closed(case: Case) -> bool:
-    """Whether the unit is out because of what it answers to new requests, which says nothing of those it
-    has.
-    """
+    """Whether it is out because of what it answers to new requests: that says nothing of those it has."""
     because = case.because
     if case.verdict is not Verdict.DOWN or because is None or case.faults:
         return False

@@ -104,9 +104,7 @@ class Others(NamedTuple):
 
 
 def compare_errors(units: Sequence[tuple[Errors, int]], now: float) -> None:
-    """Compare units that serve the same, of which some have failed lately. Beside each: how many attempts it
-    has in flight.
-    """
+    """Compare units that serve the same, of which some have failed; with the attempts in flight at each."""
     counts = [errors.counted(in_flight) for errors, in_flight in units]
     failing = sum(now - errors.failed_at <= ALSO_OF_OTHERS_S for errors, _ in units)
     # Few attempts tell little.

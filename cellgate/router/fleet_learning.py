@@ -91,9 +91,7 @@ def _watch(states: Iterable[UnitState]) -> None:
 
 
 def foresee(watched: Attention, others: Mapping[str, RemoteLoad], now: float) -> None:
-    """Recompute the slow parts of the cost of the units that are looked at. `others`: requests of other gates
-    at each.
-    """
+    """Recompute the slow parts of the cost of these units. `others`: requests of other gates at each."""
     units = watched.fleet.values()
     is_due = not watched.is_large or watched.usual is None or now - watched.usual_at >= USUAL_S
     due = watched.units if watched.usual is not None or not watched.is_large else list(units)

@@ -217,9 +217,7 @@ def shows_nothing_else(state: UnitState) -> bool:
 
 
 def is_reported(state: UnitState) -> bool:
-    """Whether a node is the reason for a suspicion: an agent says that a process is stopped, which computes
-    no prompt.
-    """
+    """Whether a node is the reason for a suspicion: an agent says that a process is stopped."""
     because = state.case.because
     is_node = because is not None and because.node is not None and not because.is_unseen
     return is_node and state.case.verdict is Verdict.SUSPECT

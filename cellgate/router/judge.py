@@ -146,9 +146,7 @@ def ignores_good_evidence(case: Case) -> bool:
 
 
 def _with_present_reason(case: Case, signal: Signal | None, evidence: Evidence) -> Case:
-    """The case of a unit that stays DOWN, by what speaks against it now: it may be another thing than at
-    first.
-    """
+    """The case of a unit that stays DOWN, by what speaks against it now, which may be something new."""
     if case.verdict is not _DOWN or case.faults or signal not in _AGAINST or case.because is None:
         return case
     before = case.because

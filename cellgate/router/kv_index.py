@@ -36,9 +36,7 @@ _INDEX_EVICT_SHARE = 8
 
 
 class KvIndex:
-    """The blocks of one rank. `block_tokens` is 0 until it has stored one; `strange` counts events that could
-    not be applied.
-    """
+    """The blocks of one rank. `block_tokens`: 0 before it stored one; `strange`: events not applicable."""
 
     def __init__(self, limit: int = BLOCKS_MAX) -> None:
         self.limit = limit

@@ -536,9 +536,7 @@ PEERS_AT_ONCE = 64
 
 
 def learn_of_peers(units: Sequence[Peer], elapsed_s: float) -> None:
-    """Have units guess what units of their kind have seen, or all; and what they saw themselves fade a
-    little.
-    """
+    """Have units guess what units of their kind (or all) saw; what they saw themselves fades a little."""
     for _ in learning_of_peers(units, elapsed_s):
         pass
 
@@ -572,9 +570,7 @@ def _some(units: Sequence[T]) -> Iterator[Sequence[T]]:
 
 
 def weights_fit(units: Sequence[tuple[float, Rates]]) -> bool:
-    """Whether measured speeds differ as weights do: they scatter no more around what weights say than around
-    each other.
-    """
+    """Whether measured speeds differ as weights do: they scatter no more around them than in all."""
     if all(weight == units[0][0] for weight, _ in units):
         return True
     prefill = [(w, rates.prefill_tokens_s.value) for w, rates in units if rates.prefill_tokens_s.seen]

@@ -131,17 +131,13 @@ class Router:
         self.serve_waiting(now)
 
     def drain_s(self, model: str | None = None) -> float:
-        """The predicted time until all asks that wait for the units of a model are served; 0 when none
-        wait.
-        """
+        """The predicted time until all asks that wait for a model's units are served; 0: none wait."""
         pool = self.board.pools.of(model)
         fair = self.queue.pool(pool).fair_queue
         return fair.drain_s(self.board.tokens_s(pool)) if len(fair) else 0.0
 
     def _sure_tokens_s(self, pool: str) -> float:
-        """The prefill rate of a pool for refusals; without measured rates, or usable units, nothing is
-        refused.
-        """
+        """The prefill rate of a pool for refusals; nothing is refused unmeasured, or without usable units."""
         return (self.board.tokens_s(pool) or inf) if self.board.is_sure_of(pool) else inf
 
     def comes_after(self, ask: Ask) -> bool:

@@ -623,9 +623,7 @@ class ProvenPrefixes:
         self._pending.append((unit, blocks, shared))
 
     def forget(self, unit: str) -> None:
-        """The unit has restarted, or is no more: what it held is not reported, and may be
-        reported again.
-        """
+        """The unit has restarted, or is no more: what it held is unreported, and may be reported again."""
         self._pending = deque((row for row in self._pending if row[0] != unit), maxlen=REMOTE_PENDING_MAX)
         self._reported.pop(unit, None)
         self._reported_before.pop(unit, None)

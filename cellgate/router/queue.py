@@ -112,9 +112,7 @@ class Queue:
         self._leave(ticket, served=True)
 
     def remove(self, ticket: Ticket) -> None:
-        """Take a ticket out without serving it: its client left, or its time is up. Once it is out, nothing
-        happens.
-        """
+        """Take a ticket out unserved: its client left, or its time is up. Once it is out, nothing happens."""
         if ticket in self._moved:
             del self._moved[ticket]
             self._count(ticket, -1)

@@ -54,9 +54,7 @@ NOT_CONNECTED = RetryRule(returns=Returns.IF_ALONE)
 
 
 class Step(NamedTuple):
-    """The next step: whether there is another attempt, whether it draws on the retry budget, and whether the
-    same unit may get it.
-    """
+    """The next step: is there another attempt, is it on the retry budget, may the same unit get it."""
 
     again: bool
     draws: bool = False

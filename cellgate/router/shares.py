@@ -55,9 +55,7 @@ Waiting = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """The slots of a pool, as they were counted at a time; `claimed` are tokens of prompts that have shown
-    nothing yet.
-    """
+    """The slots of a pool at a time; `claimed` are tokens of prompts that have shown nothing yet."""
 
     counted_at: float
     slots: float
@@ -81,9 +79,7 @@ class Shares:
         return now - self.counted_at < COUNTED_FOR_S
 
     def barred(self, waiting: Collection[Waiting]) -> dict[str, int]:
-        """Payers above their share, while others wait below theirs: each gets nothing for a priority of this
-        number or more.
-        """
+        """Payers above their share while others wait below: they get nothing for this priority or above."""
         payers = {payer for payer, _ in waiting}
         share = self.slots / max(len(payers | self.held.keys()), 1)
         below = {payer for payer in payers if self.held[payer] < share}
@@ -125,9 +121,7 @@ def _has_less(
 
 
 class Asking:
-    """Which pools several payers ask for. `only` is who has asked for anything recently, if it was a single
-    one.
-    """
+    """Which pools several payers ask for. `only` is who has asked lately, if that was a single one."""
 
     __slots__ = ("_changed_at", "_last", "_pools", "only")
 

@@ -135,9 +135,7 @@ class InRotation:
         self.on_change()
 
     def is_usable(self) -> bool:
-        """True when the unit may get new requests: it is UP or SUSPECT, not on hold, not drained, not
-        removed.
-        """
+        """True when it may get new requests: it is UP or SUSPECT, not on hold, drained or removed."""
         return self._is_in and not self.retired
 
     def steady_at(self, slow_start_s: float) -> float:
@@ -336,9 +334,7 @@ class UnitState(InRotation):
         return max(self.progress_at, self.work_at)
 
     def gives_blocks(self) -> bool:
-        """Whether it computes prompts for others. An engine of SGLang does nothing else, or does not at
-        all.
-        """
+        """Whether it computes prompts for others: an engine of SGLang does only that, or never."""
         role = self.unit.role
         return self.moves_blocks and (role == "prefill" if self.meets else role != "decode")
 
@@ -502,9 +498,7 @@ class UnitState(InRotation):
         return again
 
     def is_falsely_busy(self, now: float) -> bool:
-        """Record a 503 of the unit; True when its engine has reported itself as idle since the previous
-        one.
-        """
+        """Record a 503 of the unit; True when its engine has reported idleness since the previous one."""
         if now - self.busy_at > BUSY_S:
             self.busy_at = now
             return False

@@ -398,8 +398,8 @@ def kv_event_metrics(following: KvEventFollowers) -> Iterator[Metric]:
         "kv_events_blocks",
         "Blocks of the unit's KV cache that are known from its events, while these decide; else the gate "
         "goes by belief, and it is 0.",
-        ("unit",),
-        (((unit,), len(known) if known.is_used() else 0) for unit, known, _ in units),
+        "unit",
+        ((unit, len(known) if known.is_used() else 0) for unit, known, _ in units),
     )
     yield counter(
         "kv_events_messages",

@@ -20,7 +20,7 @@ from prometheus_client import Metric
 
 from cellgate.extras.operator.action_settings import AlbTarget
 from cellgate.proxy.ingress.haproxy import STEADY, AgentReply, ServerState, gate_reply
-from cellgate.proxy.observe.counters import counter, gauge
+from cellgate.proxy.observe.counters import one_counter, one_gauge
 from cellgate.proxy.observe.events import Action, EventLog
 from cellgate.proxy.observe.log import log_line
 from cellgate.proxy.orchestrators import ELB, AwsError, client, said_plainly
@@ -125,9 +125,9 @@ def alb_metrics(alb: AlbWeight) -> Iterator[Metric]:
     """The weight of this gate's target group at a load balancer of AWS."""
     if alb.weight is not None:
         text = "The weight of this gate's target group at the load balancer, as last seen or set."
-        yield gauge("alb_weight", text, (), [((), alb.weight)])
+        yield one_gauge("alb_weight", text, alb.weight)
     text = "Looks at the load balancer's rule, or changes of it, that failed."
-    yield counter("alb_failures", text, (), [((), alb.failures)])
+    yield one_counter("alb_failures", text, alb.failures)
 
 
 # The actions of a rule of AWS's Application Load Balancer, with another weight of one target group. Pure.

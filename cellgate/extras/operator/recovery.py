@@ -447,7 +447,7 @@ def reason_to_wait(board: Board, now: float, *, stopping: bool, gate_fault: bool
 def acting_metrics(cells: Callable[[], Collection[str]], acts_for: Callable[[str], bool]) -> Iterator[Metric]:
     """For which cells this gate acts, of those that it stands for."""
     text = "1 while this gate is the one that acts on units of the cell that stay DOWN."
-    yield gauge("acting", text, ("cell",), (((cell,), acts_for(cell)) for cell in sorted(cells())))
+    yield gauge("acting", text, "cell", ((cell, acts_for(cell)) for cell in sorted(cells())))
 
 
 # Ties recovery to a control plane, its processes and the network. The one place that knows them all.

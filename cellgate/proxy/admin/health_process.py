@@ -87,9 +87,7 @@ class PublishedStatus(NamedTuple):
 
 
 class SharedStatus:
-    """One record. `fd` is for the other process; without one a new record is created, with the state
-    `starting`.
-    """
+    """One record. `fd` is for the other process; without one it is created, with the state `starting`."""
 
     def __init__(self, fd: int | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

@@ -152,9 +152,7 @@ _DEFECT = Failure(FailureKind.INTERNAL, "the gate failed on this request; see it
 
 
 class Connection(web.RequestHandler):
-    """`clients` are all of the server's, in the order of their last request; `on_defect` is called for
-    defects.
-    """
+    """`clients` are the server's, in the order of their last request; `on_defect` is called for defects."""
 
     __slots__ = ("_clients", "_clock", "_deadline", "_in_head", "_link", "_on_defect", "_unread")
 

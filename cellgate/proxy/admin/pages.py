@@ -112,9 +112,7 @@ class AdminPort:
         self._server.tick(now)
 
     def retire(self) -> None:
-        """Accept no more: another process answers on the same listeners. Connected clients are still
-        answered.
-        """
+        """Accept no more, as another process does on these listeners; connected clients are answered."""
         self._stop_listening()
         if self._keeper is not None:
             self._keeper.cancel()

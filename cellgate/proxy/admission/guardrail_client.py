@@ -398,9 +398,7 @@ class WrittenText:
 
 
 def written_in(events: bytes, known: str = "") -> Written:
-    """What a model wrote in whole events, behind a text that is `known`; of an event that is not understood,
-    all of it.
-    """
+    """What a model wrote in whole events, behind a `known` text; of one not understood, all of it."""
     found = Written()
     whole, tail = split(events)
     for event in (*whole, tail):

@@ -132,9 +132,7 @@ class KeyChecker:
         return refusal if self._wall() < until else None
 
     def turns_away(self, request: Request) -> Failure | None:
-        """Why a request whose body is still to come is refused: its key does not count, or has used up a
-        limit.
-        """
+        """Why a request is refused before its body has come: its key does not count, or is used up."""
         if find_route(request.path).name in OPEN_ROUTES or request.method == b"OPTIONS":
             return None
         key = self._shown(request)

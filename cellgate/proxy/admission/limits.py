@@ -26,7 +26,7 @@ from prometheus_client import Metric
 
 from cellgate.proxy.config.key_file import KeyRing, LimitRules, TokenPrice
 from cellgate.proxy.http.errors import Failure, FailureKind
-from cellgate.proxy.observe.counters import counter, gauge
+from cellgate.proxy.observe.counters import counter, one_counter, one_gauge
 from cellgate.proxy.request.ports import Charge, Dispatcher, Pending, PickRequest, Waiter
 from cellgate.router.nouns import Ask
 from cellgate.router.unit_state import Lease
@@ -632,21 +632,17 @@ class KeyCounts:
             ("tenant", "limit"),
             self._refused.items(),
         )
-        yield gauge(
-            "key_file_refused", "1 while the present file of keys has a mistake.", (), [((), self.is_stale)]
-        )
+        yield one_gauge("key_file_refused", "1 while the present file of keys has a mistake.", self.is_stale)
         if self.shares is not None:
-            yield gauge(
+            yield one_gauge(
                 "limits_shared",
                 "1: gates share their limits. 0: Redis does not answer, and each gate counts alone.",
-                (),
-                [((), self.shares)],
+                self.shares,
             )
-        yield counter(
+        yield one_counter(
             "usage_lines_lost",
             "Lines that the usage log has lost, because its file takes none.",
-            (),
-            [((), self.lines_lost())],
+            self.lines_lost(),
         )
 
 

@@ -47,9 +47,7 @@ class TokenEstimator:
         self.completion = float(COMPLETION_TOKENS)
 
     def expect(self, estimated: int, max_tokens: int, answers: int = 1) -> tuple[int, int]:
-        """Tokens of a prompt, and those that its `answers` may have, of at most `max_tokens` each (0: any
-        number).
-        """
+        """Tokens of a prompt, and of its `answers`, of at most `max_tokens` each (0: any number)."""
         completion = max_tokens or max(COMPLETION_TOKENS, round(self.completion))
         if completion > ANSWER_TOKENS_MAX:
             completion = ANSWER_TOKENS_MAX

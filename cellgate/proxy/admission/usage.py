@@ -30,9 +30,7 @@ if TYPE_CHECKING:
 
 
 class Accounting:
-    """All of it, for one gate. `models` gives those of the configuration; `log` is the path of the usage
-    log.
-    """
+    """All of it, for one gate. `models` gives those configured; `log` is the path of the usage log."""
 
     def __init__(
         self,

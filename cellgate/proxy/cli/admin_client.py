@@ -74,9 +74,7 @@ def _events_of(reply: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
 
 
 def why(admin: Address, unit: str) -> dict[str, Any]:
-    """All that is known of one unit, explained in lines (`why`). Raises CommandError, with a similar name if
-    it is unknown.
-    """
+    """All that is known of a unit, in lines (`why`). Raises CommandError, with a similar name if unknown."""
     found = call(admin, "GET", _path(unit))
     if not isinstance(found, dict) or not isinstance(found.get("why"), list):
         raise stranger(admin)

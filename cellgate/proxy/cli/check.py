@@ -113,9 +113,7 @@ class UnitKind(NamedTuple):
 
 
 class FaultBound(NamedTuple):
-    """A fault, and within how many seconds it is found: with streams of this gate in flight, and while
-    idle.
-    """
+    """A fault, and within how many seconds it is found: with streams of this gate, and while idle."""
 
     fault: str
     busy_s: float

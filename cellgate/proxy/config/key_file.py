@@ -176,9 +176,7 @@ class _Draft:
         )
 
     def ring(self, rest: Callable[[], None]) -> KeyRing:
-        """All of it. What a key does not say is as its tenant says it; a tenant without a line has no
-        limits.
-        """
+        """All of it. What a key leaves out is as for its tenant; a tenant without a line has no limits."""
         keys: dict[bytes, Key] = {}
         for number, name in enumerate(list(self.keys)):
             if number % LINES_AT_ONCE == 0:

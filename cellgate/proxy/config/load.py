@@ -256,9 +256,7 @@ _ANY_CELLS = [{"name": "any", "units": [{"name": "any", "url": "http://any"}]}]
 
 
 def _rest(keys: Mapping[Any, object], misfits: Sequence[Problem]) -> tuple[FileKeys | None, list[Problem]]:
-    """The file without what is wrong in it, so that what is looked at last is not found last; and what is
-    wrong with that.
-    """
+    """The file without what is wrong in it, so that later checks see the rest; and what is wrong there."""
     wrong = [key_path for key_path, _ in misfits]
     file, more = _checked(_without(keys, wrong), FileKeys, SCHEMA)
     known = {key_path[:2] for key_path in wrong if len(key_path) > 1} | set(wrong)

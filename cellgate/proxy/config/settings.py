@@ -356,9 +356,7 @@ class Peers:
 
 
 def secret_of(settings: Settings) -> bytes:
-    """What the gates of a fleet have in common: their secret, else what is made of the admin token;
-    empty: they have neither.
-    """
+    """What the gates of a fleet share: their secret, else one made of the admin token; empty: neither."""
     if settings.fleet_secret is not None:
         return settings.fleet_secret.encode()
     token = settings.admin_token

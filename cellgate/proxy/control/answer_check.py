@@ -154,9 +154,7 @@ class AnswerCheck:
     # -- inside --------------------------------------------------------------------------------------------
 
     def _agrees_again(self, state: UnitState, answered: Answered) -> bool:
-        """Whether it says again what all others agreed with, so that nothing follows from it: as nearly all
-        answers are.
-        """
+        """Whether it says again what all others agreed with, as nearly all answers do: nothing follows."""
         record, tokens, key = state.answers, answered.tokens, _comparable(state, answered.question)
         if record is None or not (record.question == answered.question and record.latest == tokens):
             self._agreeing.pop(key, None)

@@ -19,7 +19,7 @@ from prometheus_client import Metric
 
 from cellgate.proxy.config.limits import LIMITS, reached
 from cellgate.proxy.http.errors import Failure, FailureKind
-from cellgate.proxy.observe.counters import counter, gauge
+from cellgate.proxy.observe.counters import counter, gauge, one_counter
 from cellgate.proxy.observe.events import Action, EventLog
 from cellgate.router.board import Board, Flip
 from cellgate.router.judge import works_though_out
@@ -460,9 +460,7 @@ class Pick(Protocol):
 
 @dataclass(eq=False, frozen=True, slots=True)
 class HeldRequest:
-    """A request that waits until a suspected prompt is proven or cleared. `on_result` is called once, unless
-    it leaves.
-    """
+    """A request that waits for the proof of a suspected prompt. `on_result` is called once, or it leaves."""
 
     ask: Ask
     tried: tuple[str, ...]
@@ -509,19 +507,19 @@ def _entry(ban: Ban, now: float) -> dict[str, Any]:
 def poison_metrics(containment: Containment) -> Iterator[Metric]:
     contained = containment
     counts = contained.counts
-    yield counter("poison_bans", "Prompts that this gate decided to refuse.", (), [((), counts["bans"])])
+    yield one_counter("poison_bans", "Prompts that this gate decided to refuse.", counts["bans"])
     yield counter(
         "poison_requests",
         "Attempts that ended with the loss of their unit or its connection (`died`), requests ended "
         "because units had died of their prompt, and those that were refused before a unit got them.",
-        ("result",),
-        [(("died",), counts["deaths"]), (("ended",), counts["ended"]), (("refused",), counts["refused"])],
+        "result",
+        [("died", counts["deaths"]), ("ended", counts["ended"]), ("refused", counts["refused"])],
     )
     suspects = sum(record.is_suspect for record in contained.ledger.records.values())
     yield gauge(
         "poison",
         "Prompts that are refused now (`banned`), in flight when two units died and still "
         "suspected (`suspect`), requests that wait until such a one is proven or cleared (`held`).",
-        ("state",),
-        [(("banned",), len(contained.bans)), (("suspect",), suspects), (("held",), contained.held)],
+        "state",
+        [("banned", len(contained.bans)), ("suspect", suspects), ("held", contained.held)],
     )

@@ -243,9 +243,7 @@ class LocalDispatcher:
         return FAILED_ALREADY if request.has_failure else self._plane.explain(why, request.ask)
 
     def _explain(self, lease: Lease, request: PickRequest) -> None:
-        """Attach the explanation to a lease. Must be called at once, because it describes the present
-        state.
-        """
+        """Attach the explanation to a lease, at once: it describes the present state."""
         try:
             lease.lines = header_line(lease, lease.opened_at - request.explain_since)
         except Exception:
@@ -320,9 +318,7 @@ class LocalDispatcher:
         self._plane.room()
 
     def blame(self, lease: Lease, failure: Failure, tokens: int, shown: int, *, judged: bool = True) -> None:
-        """An attempt has failed: evidence if it is the unit's fault; and its prompt may have ended the
-        unit.
-        """
+        """An attempt has failed: evidence, if its unit is at fault; its prompt may have ended the unit."""
         if judged:
             self._judge(lease, failure)
         if failure.kind is FailureKind.ABORTED:

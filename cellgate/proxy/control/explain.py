@@ -93,9 +93,7 @@ class RoutingExplain:
         self._rng = rng
 
     def explain(self, query: Mapping[str, str], body: bytes | None = None) -> dict[str, Any] | Failure:
-        """The answer of `/explain`, or what is wrong with its parameters; `body` is a request as clients send
-        it.
-        """
+        """The answer of `/explain`, or what is wrong with its parameters; `body`: a request of a client."""
         known = PARAMETERS if body is not None else (*WITHOUT_BODY, *PARAMETERS)
         if (unknown := next((name for name in query if name not in known), None)) is not None:
             message = f"{unknown[:64]!r} is not a parameter; the parameters are: {', '.join(known)}"

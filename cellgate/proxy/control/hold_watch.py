@@ -66,9 +66,7 @@ class HoldWatch:
             self._prober.look_now(state.unit.name, Canary.name)
 
     def doubt(self, state: UnitState) -> None:
-        """An engine has aborted a request: it may be paused, and gets no more of them before it says so or
-        shows work.
-        """
+        """An engine has aborted a request: maybe it is paused, and gets no more until it says so or works."""
         if state.can_hold and state.hold is None:
             state.hold = health.doubt(self._now())
             self._changed()

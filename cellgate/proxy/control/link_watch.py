@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from prometheus_client import Metric
 
-from cellgate.proxy.observe.counters import counter, gauge, summary
+from cellgate.proxy.observe.counters import counter, one_gauge, summary
 from cellgate.proxy.observe.events import Action, EventLog
 from cellgate.proxy.observe.text import one_line
 from cellgate.router.board import Board
@@ -114,9 +114,4 @@ def split_metrics(board: Board, counts: LinkWatch) -> Iterator[Metric]:
         _PAIR,
         [(pair, tally.timed, tally.seconds) for pair, tally in counts.pairs.items()],
     )
-    yield gauge(
-        "split_orphans",
-        "Computed prompts whose blocks are held for nobody.",
-        (),
-        [((), counts.unclaimed())],
-    )
+    yield one_gauge("split_orphans", "Computed prompts whose blocks are held for nobody.", counts.unclaimed())

@@ -145,8 +145,8 @@ class Capacity:
         yield gauge(
             "model_units_most",
             "Units that served a model at once, at most within the last hour.",
-            ("model",),
-            (((model,), known.peak(now)) for model, known in models),
+            "model",
+            ((model, known.peak(now)) for model, known in models),
         )
 
     # -- what has changed ----------------------------------------------------------------------------------

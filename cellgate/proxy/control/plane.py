@@ -333,9 +333,7 @@ class Plane:
     # -- what is noticed of units --------------------------------------------------------------------------
 
     def suspect_restart(self, state: UnitState) -> None:
-        """A unit closed a connection unexpectedly and may have restarted: probe it before it gets more
-        requests.
-        """
+        """A unit closed a connection and may have restarted: probe it before it gets more requests."""
         if not state.retired and self.board.suspect_restart(state.unit.name, self.now()):
             self.prober.look_now(state.unit.name, Canary.name, EngineMetrics.name)
 

@@ -186,9 +186,7 @@ class RefusedWatch:
         record.wait_s = min(2.0 * record.wait_s, ASK_AGAIN_MAX_S)
 
     async def _ask_first(self, state: UnitState, found: Refusing, use: Use) -> _First | None:
-        """A first answer that is bad, of a unit that serves no other kind; None: it is not worth while to
-        compare it.
-        """
+        """A first answer that is bad, of a unit with this kind alone; None: it is not worth comparing."""
         plain = self._question(use, found.what)
         if plain is None or state.meets:
             # Half of a pair can be asked nothing alone.

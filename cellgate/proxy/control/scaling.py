@@ -111,9 +111,7 @@ class Scaling:
         ]
 
     async def view(self, goal_s: float, model: str | None = None) -> dict[str, Any]:
-        """For JSON. `goal_s`: the 90th percentile of waits that there should be at most. The loop turns
-        between pools.
-        """
+        """For JSON. `goal_s`: the 90th percentile of waits to stay below. The loop turns between pools."""
         pools = []
         for pool in self.pools(model):
             pools.append(self._pool_view(pool, goal_s))
@@ -126,8 +124,8 @@ class Scaling:
         yield gauge(
             "scaling_saturation",
             "Share of the seats in use, or of the time in which prompts are computed, whichever is more.",
-            ("model",),
-            (((model,), saturation(pool.usable)) for model, pool in pools),
+            "model",
+            ((model, saturation(pool.usable)) for model, pool in pools),
         )
         yield gauge(
             "scaling_wait_p90_seconds",

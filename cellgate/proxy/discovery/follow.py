@@ -289,8 +289,7 @@ FOLLOW_PAUSE_S = 1.0
 def discovery_metrics(discovery: Discovery) -> Iterator[Metric]:
     """Which sources work."""
     text = "1 while a source of units works; at 0 its last units are kept."
-    rows = (((title,), up) for title, up in discovery.connected().items())
-    yield gauge("discovery_up", text, ("source",), rows)
+    yield gauge("discovery_up", text, "source", discovery.connected().items())
 
 
 def preload(settings: Settings) -> None:

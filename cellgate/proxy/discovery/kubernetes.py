@@ -58,9 +58,7 @@ async def follow_lws(source: LwsSource) -> AsyncGenerator[Found, None]:
 
 
 def groups(name: str, found: Any, places: Mapping[str, Place]) -> list[Group]:
-    """The groups that these pods make, in their order. `found` are pods as the API has them, `places` are by
-    node.
-    """
+    """The groups that these pods make, in order. `found` are pods as the API has them, `places` by node."""
     members: dict[str, list[Member]] = {}
     for pod in found:
         members.setdefault(_label(pod, "group-index"), []).append(member(pod, places))

@@ -53,9 +53,7 @@ class BodyMemory:
         return bool(self._waiters)
 
     def take(self, size: int, held: int = 0, body: ArrivingBody | None = None) -> bool:
-        """Reserve `size` bytes for a body that has `held` of them already; False, with nothing reserved, when
-        they are not there.
-        """
+        """Reserve `size` bytes for a body that has `held` already; False, and none reserved: no room."""
         room = self._for_large
         if held + size <= LIMITS.small_body_bytes:
             has_little = body is None or self._held[body.payer] + size <= self._little

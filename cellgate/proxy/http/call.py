@@ -45,9 +45,7 @@ class Call:
         self._size: int
 
     def begin(self, *, fresh: bool = False, held: UnitConnection | None = None) -> None:
-        """Send it on the connection that is held, or another one: a new one if `fresh`. A call that has
-        failed may begin again.
-        """
+        """Send it on the held connection, or a new one (`fresh`). A failed call may begin again."""
         self.over = self._has_read = False
         self._conn: UnitConnection | None = None
         self.reply_head: ReplyHead | None = None

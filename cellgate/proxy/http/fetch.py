@@ -383,9 +383,7 @@ class _Waiting:
             self._fail(fetch_error(failure))
 
     def abandon(self) -> None:
-        """Leave nothing behind: no deadline, no request for a connection, no connection waiting for a
-        reply.
-        """
+        """Leave nothing behind: deadline, request for a connection, and one that waits for a reply."""
         self._tell = None
         if not self._is_over:
             call = self._call

@@ -192,9 +192,7 @@ class Intake:
         self._sender.refuse_body(Failure(FailureKind.BODY_TIMEOUT, why))
 
     def overdue(self, now: float) -> Failure | None:
-        """The deadline has passed: what is wrong with the request that is being read, if there is one and it
-        has no more time.
-        """
+        """The deadline has passed: what is wrong with the request that is read, if its time is over."""
         if self.awaiting_memory:
             return Failure(
                 FailureKind.NO_MEMORY, "the gate has no memory left for request bodies; retry later"

@@ -443,9 +443,7 @@ _TIME = re.compile(rb"[ -~]*")
 
 
 class UsualReply:
-    """A whole reply as it was read, which ended by its length and left the connection open; its `head` and
-    `body`.
-    """
+    """A whole reply that ended by its length and left the connection open; its `head` and `body`."""
 
     __slots__ = ("_after", "_before", "_size", "body", "head")
 

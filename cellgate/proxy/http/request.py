@@ -412,9 +412,7 @@ class RequestReader:
         return self._heading is not None
 
     def feed(self, data: bytes) -> Failure | None:
-        """Read on, unless it is much; the failure that ends the reading, if there is one. Not to be called
-        after that.
-        """
+        """Read on, unless it is much; the failure that ends the reading, after which no call comes."""
         if self.unread or self._bypasses or len(data) > _PLAIN_BYTES:
             self.unread += data
             return None

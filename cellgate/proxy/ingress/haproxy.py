@@ -65,9 +65,7 @@ class HaproxyAgent:
             )
 
     def retire(self) -> None:
-        """Accept no more: another process answers on the same listeners. Connected clients are still
-        answered.
-        """
+        """Accept no more, as another process does on these listeners; connected clients are answered."""
         servers, self._servers = self._servers, []
         for server in servers:
             server.close()

@@ -214,22 +214,37 @@ class _Families(Collector):
 
 
 MetricRow = tuple[Sequence[str], float]
-"""Label values, and the number they have."""
+"""Label values, and the number they have. Where there is one label, its value may stand without a tuple."""
 
 
 def counter(name: str, text: str, labels: Sequence[str], rows: Iterable[MetricRow]) -> Metric:
-    """A counter; `_total` is added to its name."""
-    family = CounterMetricFamily(f"cellgate_{name}", text, labels=labels)
+    """A counter; `_total` is added to its name. `labels` may be the name of a single one."""
+    family = CounterMetricFamily(f"cellgate_{name}", text, labels=_words(labels))
     for row, value in rows:
-        family.add_metric(row, value)
+        family.add_metric(_words(row), value)
     return family
 
 
 def gauge(name: str, text: str, labels: Sequence[str], rows: Iterable[MetricRow]) -> Metric:
-    family = GaugeMetricFamily(f"cellgate_{name}", text, labels=labels)
+    """The same of a gauge."""
+    family = GaugeMetricFamily(f"cellgate_{name}", text, labels=_words(labels))
     for row, value in rows:
-        family.add_metric(row, float(value))
+        family.add_metric(_words(row), float(value))
     return family
+
+
+def _words(labels: Sequence[str]) -> Sequence[str]:
+    return (labels,) if isinstance(labels, str) else labels
+
+
+def one_counter(name: str, text: str, count: float) -> Metric:
+    """A counter without labels."""
+    return counter(name, text, (), [((), count)])
+
+
+def one_gauge(name: str, text: str, value: float) -> Metric:
+    """A gauge without labels."""
+    return gauge(name, text, (), [((), value)])
 
 
 def histogram(
@@ -268,24 +283,8 @@ TTFT_BOUNDS_S = (
     *(20.0, 30.0, 60.0, 120.0, 300.0),  # queues, warm-up, and what is lost
 )
 DURATION_BOUNDS_S = (
-    0.1,
-    0.25,
-    0.5,
-    1.0,
-    2.0,
-    3.0,
-    5.0,
-    7.5,
-    10.0,
-    15.0,
-    20.0,
-    30.0,
-    45.0,
-    60.0,
-    120.0,
-    300.0,
-    600.0,
-    1800.0,
+    *(0.1, 0.25, 0.5, 1.0, 2.0, 3.0, 5.0, 7.5, 10.0),
+    *(15.0, 20.0, 30.0, 45.0, 60.0, 120.0, 300.0, 600.0, 1800.0),
 )
 GAP_BOUNDS_MS = (5, 10, 15, 20, 25, 30, 40, 50, 75, 100, 150, 200, 300, 500, 750, 1000, 2000, 4000)
 """Around the steps of engines (10 to 50 ms), reading speed (about 200 ms a token) and stalls."""

@@ -33,6 +33,8 @@ from cellgate.proxy.observe.counters import (
     counter,
     gap_buckets,
     gauge,
+    one_counter,
+    one_gauge,
 )
 from cellgate.proxy.observe.defects import DEFECTS
 from cellgate.proxy.observe.routing_metrics import UnitHistograms, UnitSource
@@ -84,28 +86,19 @@ class Exposition:
         yield counter(
             "bytes",
             "Bytes from (in) and to (out) clients.",
-            ("direction",),
-            [(("in",), m.bytes_in), (("out",), m.bytes_out)],
+            "direction",
+            [("in", m.bytes_in), ("out", m.bytes_out)],
         )
-        yield gauge(
+        yield one_gauge(
             "loop_lag_max_seconds",
             "How late the latest timer of the last minute fired.",
-            (),
-            [((), max(m.last_lags_s, default=0.0))],
+            max(m.last_lags_s, default=0.0),
         )
-        yield gauge(
-            "tasks",
-            "Running asyncio tasks: probes and the admin port.",
-            (),
-            [((), len(asyncio.all_tasks()))],
+        yield one_gauge(
+            "tasks", "Running asyncio tasks: probes and the admin port.", len(asyncio.all_tasks())
         )
-        yield gauge("waiting", "Requests waiting for a unit with room.", (), [((), self._queue_size())])
-        yield gauge(
-            "connections",
-            "Open connections, by peer.",
-            ("side",),
-            (((side,), n) for side, n in self._connections().items()),
-        )
+        yield one_gauge("waiting", "Requests waiting for a unit with room.", self._queue_size())
+        yield gauge("connections", "Open connections, by peer.", "side", self._connections().items())
 
     def _units(self) -> Iterator[Metric]:
         board = self._board
@@ -113,12 +106,7 @@ class Exposition:
         in_flight: Counter[str] = Counter()
         for state in (*board, *board.leaving):
             in_flight[state.unit.name] += state.in_flight
-        yield gauge(
-            "in_flight",
-            "Attempts in flight at a unit.",
-            ("unit",),
-            (((name,), n) for name, n in in_flight.items()),
-        )
+        yield gauge("in_flight", "Attempts in flight at a unit.", "unit", in_flight.items())
         yield gauge(
             "unit_verdict",
             "Verdict of a unit: 1 for the current one, 0 for the others.",
@@ -159,11 +147,10 @@ class Exposition:
                 if node is not None
             ),
         )
-        yield gauge(
+        yield one_gauge(
             "panic",
             "1 during panic: units that do not answer are kept in rotation.",
-            (),
-            [((), board.panic_at is not None)],
+            board.panic_at is not None,
         )
 
     def _troubles(self) -> Iterator[Metric]:
@@ -173,29 +160,26 @@ class Exposition:
             ("cell", "result"),
             self._metrics.recoveries.items(),
         )
-        yield counter(
+        yield one_counter(
             "evidence_suspended",
             "Evidence against units that was not counted because the gate lagged.",
-            (),
-            [((), self._suspended())],
+            self._suspended(),
         )
-        yield counter(
+        yield one_counter(
             "gate_faults",
             "Connections that the gate could not open by its own fault, and times it stopped accepting.",
-            (),
-            [((), self._gate_faults())],
+            self._gate_faults(),
         )
-        yield counter(
+        yield one_counter(
             "defects",
             "Unexpected exceptions in the gate; each is in the log.",
-            (),
-            [((), DEFECTS.count + self._metrics.defects)],
+            DEFECTS.count + self._metrics.defects,
         )
         yield counter(
             "limits",
             "Times that a limit on one client or unit took effect, by limit.",
-            ("limit",),
-            (((name,), count + self._metrics.limits[name]) for name, count in REACHED.items()),
+            "limit",
+            ((name, count + self._metrics.limits[name]) for name, count in REACHED.items()),
         )
 
     def _loads(self) -> Iterator[Metric]:
@@ -213,8 +197,8 @@ class Exposition:
         yield gauge(
             "unit_load_kv_use",
             "Share of the engine's KV cache in use, 0 to 1.",
-            ("unit",),
-            (((state.unit.name,), load.kv_use) for state, load in known),
+            "unit",
+            ((state.unit.name, load.kv_use) for state, load in known),
         )
 
 
@@ -245,8 +229,7 @@ def _build() -> MetricRow:
 def agent_check_metrics(agent: HaproxyAgent) -> Iterator[Metric]:
     """The port of HAProxy's agent checks."""
     text = "HAProxy agent checks, by the state that was answered."
-    rows = (((answer,), count) for answer, count in agent.counts.items())
-    yield counter("agent_check_questions", text, ("answer",), rows)
+    yield counter("agent_check_questions", text, "answer", agent.counts.items())
 
 
 def node_agent_metrics(agents: Callable[[], Mapping[tuple[str, str], bool]]) -> Iterator[Metric]:
@@ -262,7 +245,7 @@ def node_agent_metrics(agents: Callable[[], Mapping[tuple[str, str], bool]]) -> 
 def access_log_metrics(dropped: Callable[[], int]) -> Iterator[Metric]:
     """The access log; `dropped` is how many lines were never written."""
     text = "Lines of the access log that were lost because its output did not accept them."
-    yield counter("access_log_dropped", text, (), [((), dropped())])
+    yield one_counter("access_log_dropped", text, dropped())
 
 
 def tally_metrics(of_workers: Mapping[TallyKey, int]) -> Iterator[Metric]:
@@ -354,14 +337,13 @@ class Traffic:
         yield counter(
             "refusals",
             "Requests that got no unit, by reason.",
-            ("reason",),
-            (((reason.value,), n) for reason, n in m.refusals.items()),
+            "reason",
+            ((reason.value, n) for reason, n in m.refusals.items()),
         )
-        yield counter(
+        yield one_counter(
             "forged_placements",
             "Requests that named a unit, or asked to be explained, and came from a peer that is not trusted.",
-            (),
-            [((), m.forged)],
+            m.forged,
         )
 
     def _failures(self) -> Iterator[Metric]:
@@ -369,8 +351,8 @@ class Traffic:
         yield counter(
             "retries",
             "Requests that were retried on another unit because this one failed.",
-            ("unit",),
-            (((name,), tally.retries) for name, tally in units),
+            "unit",
+            ((name, tally.retries) for name, tally in units),
         )
         m = self._metrics
         yield counter(
@@ -382,8 +364,8 @@ class Traffic:
         yield counter(
             "streams_broken",
             "Streams that this unit broke.",
-            ("unit",),
-            (((name,), tally.broken) for name, tally in units),
+            "unit",
+            ((name, tally.broken) for name, tally in units),
         )
         yield counter(
             "flips",

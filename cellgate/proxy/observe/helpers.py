@@ -85,7 +85,7 @@ class Helpers:
 
     def collect(self) -> Iterator[Metric]:
         text = "1 while a helper of the gate works, 0 while it fails; /status says why."
-        yield gauge("helper_up", text, ("helper",), (((name,), works) for name, works in self._works.items()))
+        yield gauge("helper_up", text, "helper", self._works.items())
 
 
 Weight = Literal["soon", "lost", "grave"]

@@ -23,6 +23,7 @@ from cellgate.proxy.observe.counters import (
     counter,
     gauge,
     histogram,
+    one_gauge,
     summary,
 )
 from cellgate.router.board import Board
@@ -117,32 +118,29 @@ class RoutingMetrics:
         yield histogram(
             "queue_wait_seconds", "How long requests waited for a unit.", (), [((), *self._waits.read())]
         )
-        yield gauge(
-            "queue_tokens",
-            "Uncached tokens of the prompts that wait for a unit.",
-            (),
-            [((), self._queue.tokens)],
+        yield one_gauge(
+            "queue_tokens", "Uncached tokens of the prompts that wait for a unit.", self._queue.tokens
         )
         yield from self._rates()
 
     def _rates(self) -> Iterator[Metric]:
-        costs = [((state.unit.name,), state.costs) for state in self._board]
+        costs = [(state.unit.name, state.costs) for state in self._board]
         yield gauge(
             "unit_prefill_tokens_per_second",
             "Uncached tokens that a unit computes in a second, as measured.",
-            ("unit",),
+            "unit",
             ((unit, book.rates.prefill_tokens_s.value) for unit, book in costs),
         )
         yield gauge(
             "unit_step_seconds",
             "Duration of a decoding step with the sequences that a unit has, as measured.",
-            ("unit",),
+            "unit",
             ((unit, book.rates.steps.at(book.backlog.batch)) for unit, book in costs),
         )
         yield gauge(
             "unit_queued_tokens",
             "Uncached tokens of this gate's prompts that a unit has not computed yet.",
-            ("unit",),
+            "unit",
             ((unit, book.backlog.queued_tokens) for unit, book in costs),
         )
 

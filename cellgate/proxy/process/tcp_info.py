@@ -60,9 +60,7 @@ def accept_queue(listener: socket.socket) -> int:
 
 
 def reset(transport: asyncio.WriteTransport) -> None:
-    """Reset a connection: for a client that reads a body until the close, a normal close would end it
-    cleanly.
-    """
+    """Reset a connection: a client that reads until the close would take a normal one for a clean end."""
     sock = transport.get_extra_info("socket")
     if sock is not None:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)

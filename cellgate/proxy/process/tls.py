@@ -131,9 +131,7 @@ def _made(tls: Tls) -> _Contexts:
 
 
 def _serving(cert: str | None, key: str | None, client_ca: str | None = None) -> ssl.SSLContext | None:
-    """For those who connect here, when a certificate is configured. Who has a certificate of `client_ca`
-    may show it.
-    """
+    """For those who connect here, if a certificate is configured. One of `client_ca` may be shown."""
     if cert is None:
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

@@ -312,9 +312,7 @@ class Attempt:
         return begun
 
     def _ends_empty(self, reason: str, conn: UnitConnection) -> None:
-        """A stream has ended in good order, with no event: nobody has died of it, and another unit may say
-        the same.
-        """
+        """A stream has ended in good order without an event: nobody died, and others may say the same."""
         if self.shape is not None and self._owner.doubts(NO_TOKEN, b""):
             self.over, self._conn = True, None
         else:

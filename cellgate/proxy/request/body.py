@@ -193,9 +193,7 @@ def _personal(data: dict[str, Any]) -> tuple[str | None, str, int, str | None, t
 
 
 def _followed(data: dict[str, Any]) -> str | None:
-    """The response, conversation or file that it follows; None: none, or one that no unit has, as its name is
-    too long.
-    """
+    """The response, conversation or file that it follows; None: none, or its name is too long for one."""
     follows = data.get("previous_response_id") or data.get("conversation") or data.get("input_file_id")
     if isinstance(follows, dict):
         follows = follows.get("id")

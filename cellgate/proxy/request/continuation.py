@@ -33,9 +33,7 @@ if TYPE_CHECKING:
 
 
 class StreamResume:
-    """The continuation of one stream, from its first break on. It may end the response; it never touches
-    leases.
-    """
+    """The continuation of one stream, from its first break. It may end the response, but owns no lease."""
 
     __slots__ = ("_broken", "_gate", "_kind", "_request", "_response", "_resumption")
 

@@ -166,9 +166,7 @@ def _best(exchange: Exchange) -> Doubt | None:
 
 
 def show_first(exchange: Exchange, held: Doubt | None = None) -> bool:
-    """Nobody has a better answer: show what the first unit said, or what was held. False: no unit has said
-    anything.
-    """
+    """Nobody has a better answer: show what the first unit said, or was held. False: none has said any."""
     first = held or _best(exchange)
     drop(exchange)
     if first is None or first.head is None or first.what == NO_PATH or exchange.response.begun:

@@ -311,9 +311,7 @@ class Selection:
     # -- whether there is to be another one ----------------------------------------------------------------
 
     def next_step(self, lease: Lease, failure: Failure, *, once: bool) -> Step:
-        """The step after an attempt that failed before its commit; `once`: the request may be sent to one
-        unit only.
-        """
+        """The step after an attempt that failed uncommitted; `once`: only one unit may get the request."""
         board, rule = self._gate.board, failure.kind.row.retry
         return next_step(
             self.history,
@@ -326,9 +324,7 @@ class Selection:
         )
 
     def failed(self, unit: str, failure: Failure, step: Step | None = None) -> None:
-        """Record that `unit` failed, and the step that follows. None: the request moves on without drawing on
-        the budget.
-        """
+        """Record that `unit` failed; returns the step after that. None: it moves on at nobody's expense."""
         if step is None:
             step = free_step(self.history, failure.kind.row.retry, self._gate.board.rules)
         self.history = self.history.after(unit, step)
@@ -468,9 +464,7 @@ class Exchange:
         self.table[self.state, ON_GRANTED if isinstance(found, Lease) else ON_REFUSED].action(self, found)
 
     def accepts(self, head: ReplyHead, pieces: list[bytes]) -> bool:
-        """Whether a unit's reply is sent to the client. A busy or failing unit means a retry elsewhere
-        first.
-        """
+        """Whether a unit's reply is sent to the client. A busy or failing unit: first a retry elsewhere."""
         accepts: bool = self.table[self.state, ON_REPLIED].action(self, head, pieces)
         return accepts
 
@@ -506,9 +500,7 @@ class Exchange:
         guarded(self, self.table[self.state, ON_EVICTED].action, self)
 
     def prefilled(self, turn: Handoff | Rendezvous | None) -> None:
-        """It is the turn of the unit of the lease: another one has computed the prompt, or does so now. None:
-        it does not.
-        """
+        """It is the turn of the unit of the lease: another one computes the prompt. None: it does not."""
         self.table[self.state, ON_PREFILLED].action(self, turn)
 
     def resume_with(self, target: bytes, body: bytes, replay: ReplayBuffer, joiner: EventRewriter) -> None:

@@ -89,9 +89,7 @@ def try_again(exchange: Exchange, failure: Failure) -> None:
 
 
 def _is_at_work(exchange: Exchange, lease: Lease) -> bool:
-    """Whether the unit is well, and computes an answer that is shown when it is whole. Any other unit would
-    need as long.
-    """
+    """Whether the unit is well and computes an answer that comes whole: any other would need as long."""
     return not exchange.selection.ask.stream and lease.unit_state.case.verdict is Verdict.UP
 
 

@@ -337,9 +337,7 @@ ReadBody = Callable[[bytes, str, WhyNot, str], Awaitable[Ask | Conversation | Fa
 
 
 class LargeReads:
-    """`read` reads one body; `memory` is what bodies have reserved; `beginnings` learns from those that were
-    read in parts.
-    """
+    """`read` reads one body; `memory` is what bodies reserve; `beginnings` learns from parts of them."""
 
     def __init__(
         self,

@@ -137,9 +137,7 @@ def with_model(body: bytes, old: str, new: str) -> bytes | None:
 
 
 def _spans(body: bytes, begin: int, end: int, name: str) -> tuple[list[Span], bool]:
-    """Where the name stands as the value of a key `model`, at whatever depth; and whether all were looked
-    at.
-    """
+    """Where the name stands as the value of a key `model`, at any depth; and whether all were seen."""
     found: list[Span] = []
     seen = 0
     for match in islice(_MODEL_IN_BODY_MODEL.finditer(body, begin, end), _MENTIONS_MAX):
@@ -173,9 +171,7 @@ def _outermost(body: bytes, spans: Iterable[Span]) -> tuple[list[Span], bool]:
 
 
 class ModelNames:
-    """The models of one board. They are sorted again only when a unit has reported others: there may be
-    thousands.
-    """
+    """The models of one board, sorted again only when a unit reports others: there may be thousands."""
 
     def __init__(self, board: Board) -> None:
         self._board = board

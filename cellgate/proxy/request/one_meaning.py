@@ -66,9 +66,7 @@ def why_twofold(names: tuple[str, ...], body: bytes) -> Failure | None:
 
 
 def weighty_in(body: bytes) -> list[bytes]:
-    """What looks like such fields, at any depth of a body, and ASCII letters that are escaped, as no program
-    writes them.
-    """
+    """What looks like such fields, at any depth, and escaped ASCII letters, which no program writes."""
     # A backslash alone is looked for at a tenth of the price, and small bodies mostly have none.
     if b"\\" in body and b"\\u00" in body:
         return _WEIGHTY_FIELDS.findall(body) + _ESCAPED_LETTERS.findall(body)
@@ -100,9 +98,7 @@ def _refusal(name: str) -> Failure:
 
 
 def why_repeated(body: bytes) -> Failure | None:
-    """Why a body is refused that has a field twice, in any object: who checks it may read another than the
-    engine.
-    """
+    """Why a body with a field twice, in any object, is refused: whoever checks it may read the other one."""
     try:
         json.loads(body, object_pairs_hook=_once)
     except _RepeatedNameError as error:

@@ -91,9 +91,7 @@ def why_not(board: Board, unit: str | None) -> str:
 
 
 def is_final(status: int, fields: Fields) -> bool:
-    """Whether a refusal of the gate in front of a unit must reach the client: no other unit may get the
-    request.
-    """
+    """Whether a refusal of a unit's own gate must reach the client: no other unit may get the request."""
     return status == _FINAL_KIND.row.status and (REASON_FIELD, _FINAL_KIND.value.encode()) in fields
 
 

@@ -355,25 +355,19 @@ class Handoff:
         self.is_spent = False
 
     def spend(self) -> bytes:
-        """The decoder's body. Once fetched, blocks may be another request's. Raises RuntimeError the second
-        time.
-        """
+        """The decoder's body. Once fetched, blocks may be another's. Raises RuntimeError the second time."""
         if self.is_spent:
             raise RuntimeError("the blocks of a request were handed over twice")
         self.is_spent = True
         return orjson.dumps(self._document | {"kv_transfer_params": self._parameters})
 
     def releasing(self) -> bytes:
-        """The body that makes any decoder fetch the blocks, so that the prefiller frees them. Its answer is
-        of no use.
-        """
+        """The body with which a decoder fetches blocks, to free the prefiller; its answer has no use."""
         return orjson.dumps(_one_token(self._document) | {"kv_transfer_params": self._parameters})
 
 
 def without_kv_params(body: bytes) -> bytes:
-    """The JSON object without the transfer parameters of its client: of two fields with one name, engines
-    take the last.
-    """
+    """The JSON object without its client's transfer parameters: of a name used twice, the last counts."""
     bare = body.rstrip()
     return bare if bare[:-1].rstrip().endswith(b"{") else bare[:-1] + _NO_TRANSFER
 
@@ -487,9 +481,7 @@ def may_have_some(body: bytes) -> bool:
 
 
 def named_in(body: bytes) -> bool:
-    """Whether a body that is too large to be parsed here has a key of such a name: in a text a quotation mark
-    is escaped.
-    """
+    """Whether a body too large to be parsed here has such a key: within texts a quote is escaped."""
     quoted = any(b'"%b"' % name in body for name in (b"kv_transfer_params", b"ec_transfer_params"))
     return quoted or (b"\\u00" in body and _ESCAPED.search(body) is not None)
 

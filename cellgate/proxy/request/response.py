@@ -193,9 +193,7 @@ class Response:
         return True
 
     def commit(self, state: UnitState, at: float, first: bytes, *, whole: bool) -> None:
-        """The attempt commits at `at` with its `first` bytes, which are passed on next. `whole`: these are
-        all.
-        """
+        """The attempt commits at `at` with its `first` bytes, passed on next. `whole`: these are all."""
         self.last_at = at
         # For a resumed stream, the transcript is kept where the two parts are stitched together.
         self._chunks = None
@@ -681,9 +679,7 @@ class Doubt(NamedTuple):
 
 
 class HeldAnswer(NamedTuple):
-    """A doubtful answer that is held `until` then, or until more than so many doubts about its unit have
-    `settled`.
-    """
+    """A doubtful answer that is held `until` then, or until more doubts about its unit have `settled`."""
 
     first: Doubt
     settled: int

@@ -118,9 +118,7 @@ class Admission(Observer, ABC):
 
     @abstractmethod
     def charge(self, ask: Ask) -> Charge:
-        """What the request is charged with. Called once, when a unit is about to be found for it; it is
-        settled at its end.
-        """
+        """What the request is charged with: called once, before a unit is found; it is settled at its end."""
 
     @property
     @abstractmethod

@@ -288,9 +288,7 @@ def find_unit(exchange: Exchange, *, draws: bool = False, moved: bool = False) -
 
 
 def refuse(exchange: Exchange, failure: Failure) -> None:
-    """There is no unit: another model serves the request, or the client gets an error, in the form that is
-    still possible.
-    """
+    """There is no unit: another model serves it, or the client gets an error, as far as possible."""
     if exchange.doubtful and show_first(exchange):
         return
     goes_on = fall_back if exchange.gate.models is not None else pass_on

@@ -70,9 +70,7 @@ class StopMatch:
 
 
 class BoundaryStops:
-    """Watches the beginning of the second unit's text. `is_over`: no stop string across the boundary can
-    come.
-    """
+    """Watches the beginning of the second unit's text. `is_over`: no stop string can cross the boundary."""
 
     __slots__ = ("_begun", "_held", "stop")
 
@@ -96,9 +94,7 @@ class BoundaryStops:
         return not self._begun
 
     def feed(self, text: str) -> tuple[str, str | None]:
-        """The text that may be sent now, and, when a stop string is complete, its part after the
-        boundary.
-        """
+        """The text that may be sent now, and, once a stop string is complete, its part after the boundary."""
         if not self._begun:
             return text, None
         begun, before = self._begun, len(self._held)
@@ -228,9 +224,7 @@ def is_deterministic(body: dict[str, Any]) -> bool:
 
 
 def why_ineligible(body: dict[str, Any], *, chat: bool, has_ids: bool = False) -> str:
-    """Why the stream that `body` asks for cannot be continued; empty when it can. `has_ids`: it has brought
-    token ids.
-    """
+    """Why the stream that `body` asks for cannot be continued; empty: it can. `has_ids`: it has token ids."""
     if ways_of(body, chat=chat) & (OPEN | AGAIN | (TOKENS if has_ids else 0)):
         return ""
     if len(body) > LIMITS.fields:

@@ -234,9 +234,7 @@ def _tokens_in(answer: dict[str, Any]) -> list[int]:
 def check_same(
     model: dict[str, Any], before: list[int], after: list[int], start: int, text: str
 ) -> Generator[ProofRequest, dict[str, Any], None]:
-    """The tokens of `after` from `start` on must decode to those of `before` from there, followed by
-    `text`.
-    """
+    """The tokens of `after` from `start` on must decode to those of `before` and then `text`."""
     old = yield from text_of(model, before[start:])
     new = yield from text_of(model, after[start:])
     if new != old + text:

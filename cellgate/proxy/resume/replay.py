@@ -98,9 +98,7 @@ class EventFilter:
         return self.joiner is not None and self.joiner.is_over
 
     def begin(self, body: bytes, *, ended: bool) -> bytes | Failure | None:
-        """All that was received, once it has data; None: not yet; or the failure. `ended`: nothing
-        follows.
-        """
+        """All that was received, once it has data; None: not yet; or the failure. `ended`: that is all."""
         events = self._take(body)
         if events and not self._begun:
             self._begun = True

@@ -89,9 +89,7 @@ class SentText:
         self.pieces = array("I")
 
     def take(self, choice: dict[str, Any]) -> GrowingText | None:
-        """Add what a choice brings; what grew, if that is one text. The choice is one that
-        `unsupported_in` has passed.
-        """
+        """Add a choice that `unsupported_in` has passed; returns what grew, if that is one text."""
         grown, before = list[GrowingText](), self.size
         delta = choice.get("delta") or {}
         if text := delta.get("content") or choice.get("text"):

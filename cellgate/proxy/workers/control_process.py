@@ -23,7 +23,7 @@ from cellgate.proxy.control.stall_watch import DISTRUST_S, LAG_S
 from cellgate.proxy.handover import InheritedView
 from cellgate.proxy.http.errors import UNCHARGED, Failure, FailureKind
 from cellgate.proxy.observe.access_log import Finished
-from cellgate.proxy.observe.counters import counter, gauge
+from cellgate.proxy.observe.counters import counter, gauge, one_counter, one_gauge
 from cellgate.proxy.observe.defects import report_defect
 from cellgate.proxy.observe.exposition import access_log_metrics
 from cellgate.proxy.request.ports import NOT_QUEUED, Dispatcher, Pending, PickRequest
@@ -260,9 +260,7 @@ class ControlProcess:
     # -- what workers are told -----------------------------------------------------------------------------
 
     def _inform(self, session: WorkerSession) -> None:
-        """Send a worker the full state. It replaces the worker's replica, so that must have been received
-        before.
-        """
+        """Send a worker the full state, which replaces its replica: that must have been received before."""
         if not session.informed:
             session.informed = True
             session.link.send((ToWorker.SETTINGS, settings_out(self._settings)))
@@ -346,18 +344,17 @@ class WorkerMetrics:
 
     def _deaths(self) -> Iterator[Metric]:
         workers = self._workers
-        yield gauge("workers", "Workers that accept clients.", (), [((), workers.accepting())])
+        yield one_gauge("workers", "Workers that accept clients.", workers.accepting())
         yield counter(
             "process_deaths",
             "Workers and control processes that ended by themselves; each was replaced.",
-            ("process",),
-            [(("worker",), workers.deaths), (("control",), self._restarts)],
+            "process",
+            [("worker", workers.deaths), ("control", self._restarts)],
         )
-        yield counter(
+        yield one_counter(
             "worker_attempts_lost",
             "Attempts on units that were open at workers which ended.",
-            (),
-            [((), workers.lost_attempts)],
+            workers.lost_attempts,
         )
 
     def _clients(self) -> Iterator[Metric]:
@@ -365,14 +362,14 @@ class WorkerMetrics:
         yield counter(
             "worker_requests",
             "Requests answered, by worker.",
-            ("worker",),
-            (((str(number),), total.requests) for number, total in totals),
+            "worker",
+            ((str(number), total.requests) for number, total in totals),
         )
         yield gauge(
             "worker_clients",
             "Clients connected to a worker.",
-            ("worker",),
-            (((str(number),), total.clients) for number, total in totals),
+            "worker",
+            ((str(number), total.clients) for number, total in totals),
         )
 
     def _resources(self) -> Iterator[Metric]:
@@ -382,16 +379,16 @@ class WorkerMetrics:
         yield counter(
             "process_cpu_seconds",
             "CPU used by the processes of the gate: the control process, and workers by number.",
-            ("process",),
-            [(("control",), own_s), *(((str(number),), total.cpu_s) for number, total in totals)],
+            "process",
+            [("control", own_s), *((str(number), total.cpu_s) for number, total in totals)],
         )
         yield gauge(
             "process_memory_bytes",
             "Resident memory of the processes of the gate, what they share counted in each.",
-            ("process",),
+            "process",
             [
-                (("control",), resident_bytes(os.getpid())),
-                *(((str(number),), total.resident_bytes) for number, total in totals),
+                ("control", resident_bytes(os.getpid())),
+                *((str(number), total.resident_bytes) for number, total in totals),
             ],
         )
 
@@ -407,9 +404,7 @@ _ENOUGH_RETRIES = Failure(FailureKind.NO_UNIT, "no retry: the retry budget is us
 
 
 class WorkerSession:
-    """The session of the worker with this number. `link` is set before the first message; `totals` outlive
-    it.
-    """
+    """The session of one worker. `link` is set before the first message; `totals` outlive it."""
 
     link: Link
 

@@ -96,9 +96,7 @@ class RemoteRequest:
 
 
 class ControlClient:
-    """The client of one worker. `greet` gives the first message for a new control process, `received` gets
-    its messages.
-    """
+    """The client of one worker. `greet` makes the first message to a control process; `received` gets its."""
 
     def __init__(
         self,
