@@ -27,9 +27,7 @@ PROBES: dict[str, type[Probe]] = {
 }
 """Probes of a unit as a whole: each unit has all of them."""
 
-GATE_PROBES: dict[str, type[Probe]] = {
-    "canary": GateHealth,
-}
+GATE_PROBES: dict[str, type[Probe]] = {"canary": GateHealth}
 """Probes of a unit that is reached through another gate, which runs the ones above."""
 
 NODE_PROBES: dict[str, type[NodeProbe]] = {

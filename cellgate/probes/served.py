@@ -13,21 +13,8 @@ from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
 
 from cellgate.probes.base import REST_LONG_S, REST_SAME_S, Fetch, FetchError, ProbeContext, rested_s
-from cellgate.probes.engines import (
-    OWNERS,
-    engine,
-    parsed,
-    short_text,
-)
-from cellgate.router.nouns import (
-    USABLE,
-    Build,
-    Built,
-    Finding,
-    ModelCards,
-    Models,
-    Served,
-)
+from cellgate.probes.engines import OWNERS, engine, parsed, short_text
+from cellgate.router.nouns import USABLE, Build, Built, Finding, ModelCards, Models, Served
 
 _ABSENT = "absent"
 """Note: the page that the unit does not have."""

@@ -504,11 +504,7 @@ class Gate:
 
 
 def local_gateway(
-    plane: Plane,
-    loop: asyncio.AbstractEventLoop,
-    rng: random.Random,
-    access_log: AccessLog,
-    read: ReadBody,
+    plane: Plane, loop: asyncio.AbstractEventLoop, rng: random.Random, access_log: AccessLog, read: ReadBody
 ) -> Gateway:
     """A gateway with a control plane in the same process."""
     dispatcher: Dispatcher = LocalDispatcher(plane)

@@ -299,12 +299,7 @@ class Gateway:
         return b"%032x" % self.rng.getrandbits(128)
 
     def read_large(
-        self,
-        request: Request,
-        payer: str,
-        why_not: WhyNot,
-        route: str,
-        tell: Callable[[Ask | Failure], None],
+        self, request: Request, payer: str, why_not: WhyNot, route: str, tell: Callable[[Ask | Failure], None]
     ) -> Callable[[], None]:
         """Parse a large body off the loop, then call `tell`, in any case. Returns what stops it."""
         return self.large_reads.start(request, payer, why_not, route, tell)

@@ -168,10 +168,7 @@ def outvoted(name: str, records: Records) -> dict[str, AnswerRecord]:
 
 def doubted(record: AnswerRecord, at: float) -> AnswerRecord:
     """The record of a unit whose engine reports corrupted requests: as if an answer had differed."""
-    return record._replace(
-        differing=max(1, record.differing),
-        differs_since=min(record.differs_since, at),
-    )
+    return record._replace(differing=max(1, record.differing), differs_since=min(record.differs_since, at))
 
 
 def no_measure(record: AnswerRecord, at: float) -> AnswerRecord:

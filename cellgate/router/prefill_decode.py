@@ -178,13 +178,7 @@ class Pairs:
         return [state for state in ready if state.case.verdict is Verdict.UP] or ready
 
     def _best(
-        self,
-        ask: Ask,
-        state: UnitState,
-        row: Candidate,
-        legs: Iterable[_Leg],
-        expected: Expected,
-        now: float,
+        self, ask: Ask, state: UnitState, row: Candidate, legs: Iterable[_Leg], expected: Expected, now: float
     ) -> tuple[Weighed, Cost] | None:
         """The cheapest split at a decoder, and what is left to do there."""
         decoder, must = state.unit.name, state.needs_prefiller

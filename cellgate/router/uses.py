@@ -8,10 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from cellgate.router.nouns import (
-    Ask,
-    Use,
-)
+from cellgate.router.nouns import Ask, Use
 from cellgate.router.unit_state import Lease, UnitState
 
 USED_S = 600.0

@@ -130,10 +130,7 @@ class LimitLedger:
         plan.release()
         self.counts.used(used)
         if self._record is not None:
-            self._record(
-                used,
-                self._money(used.model, used.prompt_tokens, used.completion_tokens) / MICRO,
-            )
+            self._record(used, self._money(used.model, used.prompt_tokens, used.completion_tokens) / MICRO)
 
     def settle_unknown(self, used: UsageRecord) -> None:
         """A request is over that was not charged here: an earlier control process did that, or nobody. It

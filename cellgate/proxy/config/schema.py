@@ -60,14 +60,7 @@ from cellgate.router.known_answers import KnownAnswerRules
 from cellgate.router.nouns import FIXED, Cell, Rules, Transfer
 from cellgate.router.queue import FairRules
 
-_MAY_BE_ZERO = {
-    "ban_s",
-    "drain_delay_s",
-    "drain_s",
-    "every_s",
-    "limit",
-    "slow_start_s",
-}
+_MAY_BE_ZERO = {"ban_s", "drain_delay_s", "drain_s", "every_s", "limit", "slow_start_s"}
 
 
 def _check_of(name: str, kind: object) -> Any:
@@ -393,10 +386,7 @@ def _mapping(schema: Mapping[str, type[Keys]], kinds: Mapping[Callable[..., Any]
 
 
 def _property(
-    schema: Mapping[str, type[Keys]],
-    kinds: Mapping[Callable[..., Any], Json],
-    place: str,
-    field: FieldInfo,
+    schema: Mapping[str, type[Keys]], kinds: Mapping[Callable[..., Any], Json], place: str, field: FieldInfo
 ) -> Json:
     if place in schema:
         return _mapping(schema, kinds, place)

@@ -17,10 +17,7 @@ from cellgate.proxy.control.stall_watch import QUIET_S
 from cellgate.proxy.observe.events import Action, EventLog
 from cellgate.router import health
 from cellgate.router.board import Board
-from cellgate.router.nouns import (
-    EnginePause,
-    Hold,
-)
+from cellgate.router.nouns import EnginePause, Hold
 from cellgate.router.unit_state import Lease, UnitState
 
 MOVE_S = 1.0

@@ -16,13 +16,7 @@ from cellgate.proxy.observe.counters import counter, one_gauge, summary
 from cellgate.proxy.observe.events import Action, EventLog
 from cellgate.proxy.observe.text import one_line
 from cellgate.router.board import Board
-from cellgate.router.nouns import (
-    ORPHANED,
-    RELEASED,
-    TRANSFERRED,
-    UNCLAIMED_S,
-    SplitStep,
-)
+from cellgate.router.nouns import ORPHANED, RELEASED, TRANSFERRED, UNCLAIMED_S, SplitStep
 from cellgate.router.prefill_decode import AVOID_S
 
 

@@ -37,11 +37,7 @@ class ModelClaims:
     """Of one control plane. `take` gets what units list."""
 
     def __init__(
-        self,
-        board: Board,
-        events: EventLog,
-        fetch_of: Callable[[UnitState], Fetch],
-        now: Callable[[], float],
+        self, board: Board, events: EventLog, fetch_of: Callable[[UnitState], Fetch], now: Callable[[], float]
     ) -> None:
         self._board = board
         self._events = events

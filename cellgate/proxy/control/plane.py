@@ -50,13 +50,7 @@ from cellgate.proxy.ingress.haproxy import Balancers
 from cellgate.proxy.ingress.reports import Orca, UnitRows, as_json, lines, readiness, readyz_headers, unit_row
 from cellgate.proxy.observe.counters import Collect, Continuations, Metrics
 from cellgate.proxy.observe.events import Action, EventLog
-from cellgate.proxy.observe.exposition import (
-    Exposition,
-    History,
-    Traffic,
-    node_agent_metrics,
-    tally_metrics,
-)
+from cellgate.proxy.observe.exposition import Exposition, History, Traffic, node_agent_metrics, tally_metrics
 from cellgate.proxy.observe.gen_ai import GenAiMetrics
 from cellgate.proxy.observe.helpers import Helpers, counted_helpers
 from cellgate.proxy.observe.rare_events import RareEvents

@@ -24,15 +24,7 @@ from typing import Any, NamedTuple
 from cellgate.proxy.config.sources import PodsSource
 from cellgate.proxy.discovery.base import GROUP, Found, SourceError, Suspicion, named
 from cellgate.proxy.discovery.kubernetes import NodePlaces, Objects, node_of, pods
-from cellgate.proxy.orchestrators import (
-    NOT_FOUND,
-    ApiCall,
-    ApiError,
-    Resource,
-    ask,
-    connected,
-    own_namespace,
-)
+from cellgate.proxy.orchestrators import NOT_FOUND, ApiCall, ApiError, Resource, ask, connected, own_namespace
 from cellgate.router.nouns import Node, Place, Role, Unit
 
 POOL_S = 15.0

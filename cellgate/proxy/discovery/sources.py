@@ -18,12 +18,7 @@ from typing import Any, NamedTuple
 
 from cellgate.proxy.config.load_process import ConfigError
 from cellgate.proxy.config.sources import DnsSource, EcsSource, FileSource, LwsSource, PodsSource
-from cellgate.proxy.discovery.base import (
-    Follow,
-    Found,
-    SourceError,
-    named,
-)
+from cellgate.proxy.discovery.base import Follow, Found, SourceError, named
 from cellgate.router.nouns import Node, Role, Unit
 
 SOURCE_PATIENCE_S = 5.0

@@ -170,13 +170,7 @@ class UnitFetch:
         return page
 
     def _head(
-        self,
-        method: str,
-        target: str,
-        length: int,
-        request_id: str,
-        rank: int | None,
-        content_type: str = "",
+        self, method: str, target: str, length: int, request_id: str, rank: int | None, content_type: str = ""
     ) -> bytes:
         head = f"{method} {target} HTTP/1.1\r\n{self._fields}\r\n"
         if request_id:
@@ -248,11 +242,7 @@ class PageLook:
         self.is_on_its_way = False
 
     def ask(
-        self,
-        conn: UnitConnection,
-        due_at: float,
-        max_bytes: int,
-        tell: Callable[[Reply | FetchError], None],
+        self, conn: UnitConnection, due_at: float, max_bytes: int, tell: Callable[[Reply | FetchError], None]
     ) -> None:
         self._conn, self._due_at, self._max_bytes = conn, due_at, max_bytes
         self._tell, self._waiting, self.is_on_its_way = tell, None, True

@@ -133,12 +133,7 @@ REQUEST_FIELDS = (
 """Fields of a request that are not forwarded unchanged."""
 
 INTERNAL_REPLY_FIELDS = frozenset(
-    {
-        UNIT_FIELD,
-        EXPLAIN_FIELD,
-        b"endpoint-load-metrics",
-        b"endpoint-load-metrics-bin",
-    }
+    {UNIT_FIELD, EXPLAIN_FIELD, b"endpoint-load-metrics", b"endpoint-load-metrics-bin"}
 )
 """Fields of the gate's answers that are not for users: an ingress removes them."""
 

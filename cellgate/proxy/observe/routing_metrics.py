@@ -54,9 +54,7 @@ class RoutingMetrics:
             Histogram.read,
         )
         self._missed = UnitHistograms(
-            "ttft_missed_seconds",
-            "Absolute error of the predicted time to first token.",
-            Histogram.read,
+            "ttft_missed_seconds", "Absolute error of the predicted time to first token.", Histogram.read
         )
 
     def waited(self, seconds: float) -> None:

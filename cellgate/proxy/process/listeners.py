@@ -95,11 +95,7 @@ class Entrance:
         """Since when no client is accepted for lack of room; infinity: clients are accepted."""
 
     async def open(
-        self,
-        address: Address,
-        listeners: Sequence[socket.socket],
-        tls: ssl.SSLContext | None,
-        backlog: int,
+        self, address: Address, listeners: Sequence[socket.socket], tls: ssl.SSLContext | None, backlog: int
     ) -> None:
         """Accept on `listeners`, or, without any, at `address`. Raises OSError when it cannot be had."""
         self._listeners, self._tls, self._backlog = listeners, tls, backlog

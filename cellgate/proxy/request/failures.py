@@ -38,12 +38,7 @@ if TYPE_CHECKING:
     from cellgate.proxy.request.response import Response
 
 
-_IN_THE_MIDDLE = (
-    FailureKind.ABORTED,
-    FailureKind.CUT,
-    FailureKind.STREAM_ERROR,
-    FailureKind.NOT_RESUMED,
-)
+_IN_THE_MIDDLE = (FailureKind.ABORTED, FailureKind.CUT, FailureKind.STREAM_ERROR, FailureKind.NOT_RESUMED)
 
 _STREAM_GONE = (FailureKind.REFUSED, FailureKind.UNREACHABLE, FailureKind.CONNECT_TIMEOUT)
 

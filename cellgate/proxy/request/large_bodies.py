@@ -46,10 +46,7 @@ _US_EACH_BYTE = 0.004
 """What a body is expected to take, in millionths of a second: text takes that, and the rest is charged later.
 """
 _LARGE_BODY_RULES = FairRules(
-    limit=LIMITS.large_bodies_waiting,
-    limit_bytes=sys.maxsize,
-    quantum_tokens=1000,
-    age_tokens=1_000_000,
+    limit=LIMITS.large_bodies_waiting, limit_bytes=sys.maxsize, quantum_tokens=1000, age_tokens=1_000_000
 )
 """Its tokens are millionths of a second of CPU."""
 _DEBTORS_MAX = 1024
@@ -340,11 +337,7 @@ class LargeReads:
     """`read` reads one body; `memory` is what bodies reserve; `beginnings` learns from parts of them."""
 
     def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        read: ReadBody,
-        memory: BodyMemory,
-        beginnings: Beginnings,
+        self, loop: asyncio.AbstractEventLoop, read: ReadBody, memory: BodyMemory, beginnings: Beginnings
     ) -> None:
         self._loop = loop
         self._read = read

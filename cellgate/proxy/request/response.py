@@ -37,11 +37,7 @@ from cellgate.proxy.request.body import BYTES_PER_TOKEN
 from cellgate.proxy.request.cors import ENGINES_LINES, OWN_LINES
 from cellgate.proxy.request.placement import gate_refusal, is_final
 from cellgate.proxy.request.ports import Observer, ResponseHost
-from cellgate.proxy.resume.answer_reader import (
-    AnswerReader,
-    only_add,
-    reported_in,
-)
+from cellgate.proxy.resume.answer_reader import AnswerReader, only_add, reported_in
 from cellgate.proxy.resume.replay import FOLD_BYTES, MakeTranscript, ReplayBuffer
 from cellgate.proxy.resume.transcript import IDS, NO_IDS, CountLog, TokenLog
 from cellgate.router.cost_model import Usage

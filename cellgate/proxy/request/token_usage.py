@@ -15,11 +15,7 @@ from cellgate.proxy.config.limits import LIMITS
 from cellgate.proxy.http.sse import JsonSkim
 from cellgate.proxy.request.answer_limits import ANSWER_TOKENS_MAX, RULES, limit_of
 from cellgate.proxy.request.body import is_large
-from cellgate.proxy.resume.answer_reader import (
-    PARSED_BYTES,
-    reported_in,
-    reported_in_batch,
-)
+from cellgate.proxy.resume.answer_reader import PARSED_BYTES, reported_in, reported_in_batch
 from cellgate.router.cost_model import Usage
 from cellgate.router.nouns import Ask
 

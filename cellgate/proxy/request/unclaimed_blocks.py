@@ -27,11 +27,7 @@ class UnclaimedBlocks:
     """All releases of one gate."""
 
     def __init__(
-        self,
-        board: Board,
-        pool: Callable[[UnitState], Pool],
-        reports: Reports,
-        now: Callable[[], float],
+        self, board: Board, pool: Callable[[UnitState], Pool], reports: Reports, now: Callable[[], float]
     ) -> None:
         self._board = board
         self._pool = pool

@@ -19,12 +19,7 @@ _WITH_BODY = (b"POST", b"PUT", b"PATCH")
 
 
 def head_for_unit(
-    request: Request,
-    client: ResponseClient,
-    response: Response,
-    lines: bytes,
-    target: bytes,
-    length: int,
+    request: Request, client: ResponseClient, response: Response, lines: bytes, target: bytes, length: int
 ) -> bytes:
     """The head of a request for `target` with a body of `length` bytes; `lines` are more of the gate's own.
 

@@ -231,10 +231,7 @@ class Link(asyncio.Protocol):
     """Calls `received` with each message, and `lost` once when the other end is gone."""
 
     def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        received: Callable[[Message], None],
-        lost: Callable[[], None],
+        self, loop: asyncio.AbstractEventLoop, received: Callable[[Message], None], lost: Callable[[], None]
     ) -> None:
         self._loop = loop
         self._received = received

@@ -44,18 +44,7 @@ from cellgate.router.backlog import Job
 from cellgate.router.board import Board
 from cellgate.router.cost_model import Usage
 from cellgate.router.learning import GAPS_MS
-from cellgate.router.nouns import (
-    Case,
-    Cell,
-    Fleet,
-    Load,
-    Outcome,
-    Refusal,
-    Rules,
-    SplitPlan,
-    Unit,
-    Verdict,
-)
+from cellgate.router.nouns import Case, Cell, Fleet, Load, Outcome, Refusal, Rules, SplitPlan, Unit, Verdict
 from cellgate.router.outliers import Outlier
 from cellgate.router.unit_state import Lease, UnitState
 

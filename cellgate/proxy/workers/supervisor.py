@@ -149,10 +149,7 @@ class Supervisor:
             # One of them has ended. Its replacement will be connected as well.
             return
         except OSError as error:
-            log_line(
-                "error",
-                f"{_title(worker)} is not linked yet: {error.strerror}; it is retried",
-            )
+            log_line("error", f"{_title(worker)} is not linked yet: {error.strerror}; it is retried")
             self._unlinked.add(worker)
 
     def _tell(self, child: Child, what: dict[str, Any]) -> None:

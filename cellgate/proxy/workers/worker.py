@@ -362,11 +362,7 @@ class SharedEntrance(Entrance):
         """Whether there was no room when somebody last came."""
 
     async def open(
-        self,
-        _address: Address,
-        listeners: Sequence[socket.socket],
-        tls: ssl.SSLContext | None,
-        _backlog: int,
+        self, _address: Address, listeners: Sequence[socket.socket], tls: ssl.SSLContext | None, _backlog: int
     ) -> None:
         self._listeners, self._tls = listeners, tls
         self._page.note(self._worker, self._clients(), self._loop.time())
@@ -547,14 +543,7 @@ async def run_worker(
     loop.set_exception_handler(DEFECTS.handle)
     log = AccessLog(settings.access_log, WholeLines(stdout_sink()), time.time)
     worker = Worker(
-        settings,
-        loop,
-        random.Random(),
-        access_log=log,
-        read=large.read,
-        tls=tls,
-        page=page,
-        number=number,
+        settings, loop, random.Random(), access_log=log, read=large.read, tls=tls, page=page, number=number
     )
     tracing = trace(settings.tracing)
     if tracing is not None:
