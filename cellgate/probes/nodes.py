@@ -172,9 +172,6 @@ def _on_one_line(text: str, longest: int) -> str:
     return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)
 
 
-# HTTP: a page of the node answers with a good status.
-
-
 KNOWN = 16_384
 """The number of parsed URLs that are kept."""
 _TOO_MANY_REQUESTS = 429
@@ -255,9 +252,6 @@ def split_url(url: str) -> tuple[str, str]:
     parts = urlsplit(url)
     target = f"{parts.path or '/'}?{parts.query}" if parts.query else parts.path or "/"
     return f"{parts.scheme}://{parts.netloc}", target
-
-
-# TCP: the node accepts a connection at an address.
 
 
 @dataclass(frozen=True, slots=True)

@@ -451,11 +451,8 @@ def _shared(plane: Plane, port: Callable[[], int], access: RedisAccess, feed: Fe
     return share(plane, port, access, feed, gate)
 
 
-# A gate of one process: both planes on one loop, with one timer for both.
-
-
 class Gate:
-    """One gate, with a plane that has not begun and a gateway that uses it."""
+    """A gate of one process: a plane that has not begun and a gateway that uses it, on one loop and timer."""
 
     def __init__(self, plane: Plane, gateway: Gateway) -> None:
         self.plane = plane

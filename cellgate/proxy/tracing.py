@@ -473,11 +473,8 @@ class Exporter(SpanExporter):
         return self._inner.force_flush(timeout_millis)
 
 
-# Who sends spans and metrics: the resource of OpenTelemetry.
-
-
 def resource() -> Resource:
-    """This gate; OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES may say more."""
+    """Who sends spans and metrics. OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES may say more."""
     return Resource.create(
         {
             "service.name": os.environ.get("OTEL_SERVICE_NAME", "cellgate"),

@@ -234,14 +234,12 @@ Taught = dict[int, int]
 class Lessons:
     """By tokens of an engine's block: what its blocks are for prompts. Common to all units."""
 
-    __slots__ = ("_by_size", "conflicts", "count")
+    __slots__ = ("_by_size", "count")
 
     def __init__(self) -> None:
         self._by_size: dict[int, Taught] = {}
         self.count = 0
         """How many prompts were learnt from."""
-        self.conflicts = 0
-        """How many contradicted all that was known of their beginning, and taught nothing."""
 
     def of(self, block_tokens: int) -> Taught:
         """What is known for engines with blocks of so many tokens."""
@@ -269,7 +267,6 @@ class Lessons:
                 shared = max(shared, depths.get(known, 0))
             if not shared:
                 # Nothing of what was known is so: this is another prompt, or another tokenizer.
-                self.conflicts += 1
                 return
             found.append(chain[shared - 1])
         # The last first: of one prompt the beginning is kept for longest.

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from cellgate.proxy.http.heads import INTERNAL_REPLY_FIELDS, MEANINGS, Said
 from tests.real.asking import post, until
 from tests.real.envoy import envoy
 from tests.real.haproxy import haproxy
 from tests.real.nginx import nginx
 from tests.real.tiny_gate import TinyGate, listening
+from tests.said_fields import INTERNAL_REPLY_FIELDS, MEANINGS, Said
 from tests.wire.stage import live
 
 LIE = "203.0.113.9"

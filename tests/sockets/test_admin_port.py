@@ -22,7 +22,7 @@ import pytest
 from cellgate.proxy.admin import health_process
 from cellgate.proxy.admin.health_process import HealthProcess, SharedStatus
 from cellgate.proxy.admin.http import refusal
-from cellgate.proxy.admin.pages import PAGES_BACKLOG, AdminPort, AdminView
+from cellgate.proxy.admin.pages import AdminPort, AdminView
 from cellgate.proxy.config.settings import Address, Peers
 from cellgate.proxy.observe.counters import Metrics
 from cellgate.proxy.observe.events import EventLog
@@ -42,7 +42,7 @@ async def gate_port(host: str = "127.0.0.1") -> AsyncIterator[AdminPort]:
     shared_status = SharedStatus()
     port = AdminPort(_view(), shared_status)
     try:
-        await port.open(await listen(Address(host, 0), PAGES_BACKLOG))
+        await port.open(await listen(Address(host, 0), 128))
         shared_status.publish(True, b"ready\n")
         yield port
     finally:
@@ -130,7 +130,7 @@ async def test_it_listens_on_ipv6_and_nothing_is_left_of_a_port_that_was_closed(
         pid, address = port.health_pid, port.address
         assert address[0] == "::1"
         with pytest.raises(OSError, match="in use"):
-            await listen(Address(*address), PAGES_BACKLOG)
+            await listen(Address(*address), 128)
         answers = await asyncio.to_thread(get, port, "/livez", "/units")
         assert [status for status, _ in answers] == [200, 200]
     with pytest.raises(ProcessLookupError):

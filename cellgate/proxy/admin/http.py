@@ -270,9 +270,6 @@ class Connection(web.RequestHandler):
         return refusal_reply(_DEFECT)
 
 
-# Bodies of requests to the admin port: limits of their size, time and number.
-
-
 BODY_BYTES = MIB
 """aiohttp's own bound for a body that is read as a whole."""
 BODY_S = 30.0
@@ -281,7 +278,7 @@ _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 class Bodies:
-    """Reads them."""
+    """Reads bodies of requests to the admin port, within limits of size, time and number."""
 
     def __init__(self) -> None:
         self._places = asyncio.Semaphore(BODIES_AT_ONCE)

@@ -267,14 +267,11 @@ def _hash(text: str, tag: str) -> str:
     return f"'sha256-{b64encode(sha256(inside.encode()).digest()).decode()}'"
 
 
-# A live stream of events, as server-sent events.
-
-
 PAGES_HEARTBEAT_S = 10.0
 
 
 async def followed(events: EventLog) -> AsyncGenerator[bytes, None]:
-    """New events, and a heartbeat comment when there are none."""
+    """New events, as server-sent events, and a heartbeat comment when there are none."""
     follower = events.subscribe()
     try:
         yield b": what happens from now on; what happened before is in GET /events\n\n"
@@ -294,9 +291,6 @@ async def followed(events: EventLog) -> AsyncGenerator[bytes, None]:
 
 def _sse(event: EventRecord) -> bytes:
     return b"id: %d\nevent: %s\ndata: %s\n\n" % (event["id"], event["kind"].encode(), orjson.dumps(event))
-
-
-# Draining and undraining of units and of whole cells.
 
 
 async def drain_unit(view: AdminView, request: web.BaseRequest, name: str, *, drained: bool) -> web.Response:
@@ -331,9 +325,6 @@ def _set_drain(view: AdminView, states: Sequence[UnitState], *, drained: bool) -
 
 def _note(view: AdminView, request: web.BaseRequest, *, drained: bool, **about: str) -> None:
     view.events.add(Action("drain" if drained else "undrain", request.remote or "?", **about))
-
-
-# Operations of a unit's engine by the admin port: pause, resume, sleep, wake.
 
 
 async def act_on_unit(
@@ -625,7 +616,6 @@ def _json(value: Any, status: HTTPStatus = HTTPStatus.OK, headers: HeaderPairs =
 # replaced.
 
 
-PAGES_BACKLOG = 128
 RESTART_S = 1.0
 PAGES_END_S = 2.0
 TLS_RECORD = b"\x16"

@@ -97,11 +97,8 @@ def silent_s(state: UnitState, now: float) -> float | None:
     return now - state.quiet_since if state.leases else None
 
 
-# What else an operator should know of a unit, in rotation or not: build, software, answers. Pure.
-
-
 def remarks(state: UnitState) -> list[str]:
-    """One line each; none for an ordinary unit."""
+    """What else an operator should know of a unit, one line each; none for an ordinary one."""
     lines = []
     if state.other_builds:
         others = ", ".join(state.other_builds)
@@ -130,9 +127,6 @@ def answer_view(record: AnswerRecord | None, now: float) -> dict[str, Any] | Non
         "age_s": round(now - record.at, 3),
         "differing": record.differing,
     }
-
-
-# The links of prefillers and decoders as the admin port shows them. Pure.
 
 
 def links_of(board: Board, unit: str, now: float) -> list[dict[str, Any]]:

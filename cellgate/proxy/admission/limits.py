@@ -534,9 +534,6 @@ class LimitPlan:
             self._ends_at = min(self._ends_at, meter.ends_at)
 
 
-# What one request has used: what limits are settled with, and what the usage log says.
-
-
 class UsageRecord(NamedTuple):
     """What one request was charged with, and what it has used. Tokens are whole numbers.
 
@@ -660,11 +657,8 @@ TakeUsage = Callable[[UsageRecord, float], None]
 """Takes note of a bill and its cost."""
 
 
-# A dispatcher behind limits: a request is charged before it gets a unit, or waits for one.
-
-
 class LimitedDispatcher:
-    """`inner`, and before it the limits of `ledger`. A refused request has not been charged."""
+    """`inner`, and before it the limits of `ledger`, which charge a request first, unless they refuse it."""
 
     def __init__(self, inner: Dispatcher, ledger: LimitLedger) -> None:
         self._acquire: Callable[[PickRequest, Waiter], Lease | Failure | Pending] = inner.acquire

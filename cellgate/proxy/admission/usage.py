@@ -234,9 +234,6 @@ def rows_of(path: str) -> Iterator[dict[str, object]]:
                 yield found
 
 
-# Adds up a usage log.
-
-
 @dataclass(slots=True)
 class UsageTotal:
     """What the requests of one key, tenant or model have used; of `estimated` ones the engine did not say."""

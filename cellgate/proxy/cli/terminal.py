@@ -27,15 +27,12 @@ class CommandError(Exception):
     """A command did not work. `str()` is one line that says what to do."""
 
 
-# A parser of arguments that says in one line what is wrong, and what to do.
-
-
 WRONG = 2
 """The exit code of a wrong command, and of a wrong configuration."""
 
 
 class CommandParser(argparse.ArgumentParser):
-    """Takes flags by their whole names alone; exits with `WRONG` and one line."""
+    """Takes flags by whole names alone; exits with `WRONG` and one line of what is wrong and what to do."""
 
     def __init__(self, prog: str, **options: Any) -> None:
         super().__init__(prog, allow_abbrev=False, **options)

@@ -573,9 +573,6 @@ def files_of(tls: Tls) -> tuple[str, ...]:
     return tuple(file for name in names if (file := getattr(tls, name)) is not None)
 
 
-# How much memory this process may use.
-
-
 def quarter_of_memory() -> int:
     """A quarter of the machine's memory, or of the control group's limit if that is smaller, in bytes."""
     machine = int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))

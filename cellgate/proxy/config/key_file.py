@@ -238,9 +238,6 @@ class KeyRing:
                     rest()
 
 
-# Checks of single values.
-
-
 def _wrong(expected: str, where: str = "") -> _WrongError:
     return _WrongError(expected, where)
 

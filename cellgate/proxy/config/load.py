@@ -190,14 +190,11 @@ def _wrong_keys(file: FileKeys) -> Iterable[str]:
     return ()
 
 
-# Which roles of units, and which transfer of their cell, go together. Pure.
-
-
 _LOADED_ENGINES = {"nixl": "vllm", "sglang": "sglang"}
 
 
 def role_misfits(cells: Sequence[CellKeys]) -> Iterator[Problem]:
-    """What cannot work, with its place."""
+    """Which roles of units do not go with each other, or with the transfer of their cell, and where."""
     for number, cell in enumerate(cells):
         place = ("cells", number)
         if cell.transfer == "none":
@@ -228,9 +225,6 @@ def _why_no_pair(cell: CellKeys) -> str:
     if len(roles) < 2 or all(role == "decode" for role in roles):
         return f"cell {cell.name} has no pair: give it a second unit, with role: prefill or both"
     return ""
-
-
-# What is wrong, and how it is said.
 
 
 class ProblemSource(NamedTuple):
@@ -337,14 +331,11 @@ def _repeated(key: str, items: Iterable[tuple[KeyPath, dict[str, object]]]) -> I
             seen.add(value)
 
 
-# Files of units, which a source follows.
-
-
 PROBLEMS_SHOWN = 3
 
 
 class UnitsKeys(Keys):
-    """Such a file."""
+    """A file of units, which a source follows."""
 
     units: list[UnitKeys]
 

@@ -147,9 +147,6 @@ class GuardrailKeys(Keys, of=GuardrailSettings):
     fail: Annotated[GuardrailFail, PlainValidator(checks.guardrail_fail)]
 
 
-# Cells, and the file as a whole.
-
-
 class CellKeys(Keys, of=Cell):
     """One cell. A cell may have no unit for a while, a fleet may not."""
 
@@ -279,8 +276,6 @@ SCHEMA: dict[str, type[Keys]] = {
     "tracing": TracingKeys,
 }
 """Every mapping of the file by its place: where the known keys and their defaults are looked up."""
-SAID_THERE = {"cells[].discover.unit": "cells[].units[]"}
-"""Mappings whose keys are all those of another one as well: they are the same settings."""
 
 
 # The JSON Schema of the configuration, for editors: made of the models that check it.

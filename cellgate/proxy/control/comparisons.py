@@ -188,9 +188,6 @@ class StackWatch:
         )
 
 
-# Reports what the ranks of a unit in trouble say: an event and weak evidence, never more than that.
-
-
 RANK_SOURCE = "ranks"
 RANK_PERIOD_S = 0.5
 RANK_AGAIN_S = 10.0
@@ -198,7 +195,7 @@ RANK_AGAIN_S = 10.0
 
 
 class RankWatch:
-    """The look-out of one gate. `observe` takes evidence."""
+    """Reports what ranks of a unit in trouble say: an event and weak evidence (`observe`), never more."""
 
     def __init__(self, board: Board, events: EventLog, observe: Callable[[Evidence], object]) -> None:
         self._board = board
@@ -225,9 +222,6 @@ class RankWatch:
         name, reason = state.unit.name, "; ".join(state.facts.ranks)
         self._events.add(Action("ranks", "gate", name, reason))
         self._observe(Evidence(name, Sign.BAD, Strength.WEAK, RANK_SOURCE, reason, now))
-
-
-# Metrics of what the agents of nodes report of software and ranks.
 
 
 def node_facts_metrics(board: Board) -> Iterator[Metric]:
@@ -262,16 +256,13 @@ def node_facts_metrics(board: Board) -> Iterator[Metric]:
     )
 
 
-# Reports units that are DOWN together because of a switch, a rack or a zone: one event for each of these.
-
-
 COMMON_CAUSE_PERIOD_S = 1.0
 SETTLE_S = 3.0
 """Units under a lost switch go DOWN one after the other: it is named once they are the same for so long."""
 
 
 class CommonCauseWatch:
-    """The look-out of one gate."""
+    """Reports units that are DOWN together because of a switch, a rack or a zone: one event for each."""
 
     def __init__(self, board: Board, events: EventLog) -> None:
         self._board = board

@@ -478,9 +478,6 @@ def fingerprint_name(fingerprint: int) -> str:
     return f"{fingerprint:016x}"
 
 
-# Reports of containment: JSON for operators, and metrics.
-
-
 def listing(containment: Containment, now: float) -> dict[str, Any]:
     """The prompts that are refused, and how many are suspected."""
     return {

@@ -433,11 +433,8 @@ def _placed(ask: Ask, unit: str | None) -> Ask:
     return ask if unit is None else ask._replace(unit=unit)
 
 
-# Reports to a control plane of this process: taken at once.
-
-
 class LocalReports:
-    """To one plane."""
+    """Reports to a control plane of this process, taken at once."""
 
     def __init__(self, plane: Plane) -> None:
         metrics = plane.metrics

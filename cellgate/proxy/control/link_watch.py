@@ -85,14 +85,11 @@ class PairTally:
         self.seconds += seconds
 
 
-# Metrics of requests whose prompt one unit computes and another one answers.
-
-
 _PAIR = ("prefiller", "decoder")
 
 
 def split_metrics(board: Board, counts: LinkWatch) -> Iterator[Metric]:
-    """Renders the counts of one gate; nothing where no unit has a role."""
+    """Metrics of prompts that one unit computes for another; nothing where no unit has a role."""
     counts, pairs = counts, board.pairs
     if not pairs.prefillers and not counts.steps:
         return

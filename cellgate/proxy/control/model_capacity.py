@@ -250,9 +250,6 @@ def _out_because(state: UnitState) -> str:
     return f"{state.case.verdict.value if state.hold is None else state.hold.kind.value}: {why(state)}"
 
 
-# Units that start for longer than units of their cell usually do.
-
-
 CAPACITY_KNOWN_S = 5.0
 """Who is up sooner was not loading: this gate has just begun to look at it."""
 USUAL_TIMES = 2.0
@@ -263,7 +260,7 @@ STARTS_KEPT = 8
 
 
 class Starts:
-    """Of one gate."""
+    """Units that start for longer than units of their cell usually do."""
 
     def __init__(self, board: Board, tell: Callable[[Action], None]) -> None:
         self._board = board

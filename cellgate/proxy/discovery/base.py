@@ -128,9 +128,6 @@ called again after a pause. It must not block the loop.
 """
 
 
-# All units that other gates publish in Redis: sharing/ reads them, discovery follows (docs/fleet.md).
-
-
 class Feed:
     """Passes the units found in Redis to their follower. One for each gate.
 

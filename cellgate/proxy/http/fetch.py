@@ -488,11 +488,8 @@ class Following:
             self._stream.on_over(failure.message, is_garbled=failure.kind is FailureKind.GARBAGE)
 
 
-# How probes of a unit reach addresses other than the unit's own: nodes, exporters, agents.
-
-
 class UnitNet:
-    """The `Net` of one unit (see probes/base.py).
+    """The `Net` of one unit: how its probes reach nodes, exporters and agents (see probes/base.py).
 
     `received` is called when anything answers, `on_gate_fault` with a reason when the gate could not connect.
     """

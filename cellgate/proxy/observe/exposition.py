@@ -275,15 +275,12 @@ def pool_metrics(board: Board, waiting: Callable[[], int]) -> Iterator[Metric]:
         yield GaugeMetricFamily(f"vllm:{name}", text, value)
 
 
-# Renders what clients asked for and what they got, by unit and cell, as Prometheus metric families.
-
-
 OWN_ROUTES = frozenset({"health", "models", "unit_health"})
 """Paths that the gate answers itself, such as health checks: they would drown what clients ask for."""
 
 
 class Traffic:
-    """Renders the counts of `metrics` at each scrape."""
+    """Renders what clients asked for and got, by unit and cell, at each scrape."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics

@@ -148,11 +148,8 @@ class Stoppable(Protocol):
 OnSignal = Callable[[int, Callable[[], None]], object]
 
 
-# Reports the state of the gate to systemd (sd_notify: datagrams to NOTIFY_SOCKET).
-
-
 def notify(*words: str, environ: Mapping[str, str] = os.environ) -> None:
-    """Send assignments such as READY=1. Without systemd nothing happens."""
+    """Send assignments such as READY=1 to systemd (sd_notify). Without it nothing happens."""
     address = environ.get("NOTIFY_SOCKET", "")
     if not address:
         return
@@ -181,11 +178,8 @@ def refused(what: str, *problems: str) -> None:
         log_line("error", f"{what} not reloaded, what was in use stays: {problem}")
 
 
-# The one timer of a process: all deadlines are checked a few times a second.
-
-
 class Ticker:
-    """Calls all of `looks` with the time, in order, every TICK_S seconds.
+    """The one timer of a process: calls all of `looks` with the time, in order, every TICK_S seconds.
 
     A failure of one does not stop the others. `lag_s` is how late this tick is.
     """

@@ -167,9 +167,6 @@ def _outermost(body: bytes, spans: Iterable[Span]) -> tuple[list[Span], bool]:
     return found, True
 
 
-# The names of all models that units serve.
-
-
 class ModelNames:
     """The models of one board, sorted again only when a unit reports others: there may be thousands."""
 

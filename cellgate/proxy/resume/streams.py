@@ -158,9 +158,6 @@ def next_part(
     return NextPart(target, orjson.dumps(body | dialect.unstored | given(found.ids) | left), joiner)
 
 
-# How the streams of each route are read and resumed: a table.
-
-
 class StreamApi(NamedTuple):
     """How streams are read, and resumed, and what they are counted as."""
 

@@ -469,11 +469,8 @@ def _known(board: Board, state: UnitState, now: float) -> ReplicaUnit:
     return known
 
 
-# Reports of a worker, sent to the control process, which adds them to those of the others.
-
-
 class RemoteReports:
-    """The reports of one worker."""
+    """Sends reports of a worker to the control process, which adds them to those of the others."""
 
     def __init__(self, control: ControlClient, replica: BoardReplica, now: Callable[[], float]) -> None:
         self._control = control
@@ -495,11 +492,8 @@ class RemoteReports:
             self._control.say((ToControl.RESTART_SUSPECTED, state.unit.name, self._replica.version))
 
 
-# What the requests of a worker use, sent to the ledger at the control process.
-
-
 class RemoteAccounts:
-    """Of one worker."""
+    """Sends what the requests of a worker use to the ledger at the control process."""
 
     def __init__(self, control: ControlClient) -> None:
         self._control = control
@@ -517,9 +511,6 @@ class RemoteAccounts:
         self._control.mention((ToControl.REFUSED, tenant, limit))
 
 
-# The status of a worker since its last one: collected while it works, sent once a tick.
-
-
 K = TypeVar("K")
 
 GAPS_EVERY = 4
@@ -529,7 +520,7 @@ _WORKER_PAGE_BYTES = resource.getpagesize()
 
 
 class StatusReporter:
-    """One worker's."""
+    """The status of a worker since its last one: collected while it works, sent once a tick."""
 
     def __init__(self, replica: BoardReplica, gateway: Gateway, dispatcher: RemoteDispatcher) -> None:
         self._replica = replica

@@ -510,9 +510,6 @@ class SupervisorChannel:
             self.on_socket(what["worker"], sock)
 
 
-# A worker as a process.
-
-
 LINES_BYTES = 4096
 """What a pipe takes as one piece (PIPE_BUF), so that lines of several workers do not mix."""
 

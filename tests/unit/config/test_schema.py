@@ -23,7 +23,7 @@ from cellgate.proxy.cli.main import main
 from cellgate.proxy.config import yaml_file
 from cellgate.proxy.config.limits import LIMITS, REACHED, HardLimits, reached
 from cellgate.proxy.config.load_process import ConfigError
-from cellgate.proxy.config.schema import INGREDIENTS, SAID_THERE, SCHEMA, FileKeys, json_schema
+from cellgate.proxy.config.schema import INGREDIENTS, SCHEMA, FileKeys, json_schema
 from cellgate.proxy.config.settings import KIB, MIB, Settings
 from cellgate.proxy.workers.remote import new_counts
 from tests.extras import needs
@@ -277,6 +277,10 @@ def said(key: str, default: object) -> str:
         case tuple():
             return f"`[{', '.join(default)}]`"
     return f"`{default}`"
+
+
+SAID_THERE = {"cells[].discover.unit": "cells[].units[]"}
+"""Mappings whose keys are all those of another one as well: they are the same settings."""
 
 
 @pytest.mark.parametrize(

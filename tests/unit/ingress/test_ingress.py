@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from cellgate.proxy.config.limits import LIMITS
 from cellgate.proxy.config.settings import HeaderNames
-from cellgate.proxy.http.heads import INTERNAL_REPLY_FIELDS, KEY_FIELDS, MEANINGS, REQUEST_FIELDS, Said
+from cellgate.proxy.http.heads import KEY_FIELDS, REQUEST_FIELDS
 from cellgate.proxy.ingress.haproxy import (
     SEEN_S,
     AgentReply,
@@ -56,6 +56,7 @@ from cellgate.proxy.request.routes import RouteKind, RoutingHeaders, find_route
 from cellgate.router.board import Board
 from cellgate.router.nouns import Ask, Cell, Evidence, Fleet, Load, Rules, Sign, Strength, Unit
 from cellgate.router.outliers import Outlier
+from tests.said_fields import INTERNAL_REPLY_FIELDS, MEANINGS, Said
 from tests.unit.router.fleets import board_up
 
 RULES = Rules(slow_start_s=10.0)
