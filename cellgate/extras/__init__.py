@@ -13,7 +13,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import Literal, NamedTuple, get_args
 
-ExtraName = Literal["kv_events", "operator", "planner", "realtime"]
+ExtraName = Literal["guardrail", "kv_events", "operator", "planner", "realtime"]
 
 
 class Extra(NamedTuple):
@@ -33,6 +33,11 @@ class Extra(NamedTuple):
 
 
 EXTRAS: dict[str, Extra] = {
+    "guardrail": Extra(
+        "has a program of the operator's check requests and answers",
+        parts={"guard": "guardrail.guardrail"},
+        settings=("guardrail",),
+    ),
     "kv_events": Extra(
         "follows what units publish of their KV caches",
         parts={"start": "kv_events.follow"},

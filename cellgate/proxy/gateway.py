@@ -15,7 +15,6 @@ from functools import lru_cache, partial
 from typing import Any
 
 from cellgate.extras import part_of
-from cellgate.proxy.admission.guardrail import make_guardrail
 from cellgate.proxy.admission.keys import KeyChecker
 from cellgate.proxy.config.limits import LIMITS, reached
 from cellgate.proxy.config.settings import Peers, Settings, payer_at
@@ -28,7 +27,7 @@ from cellgate.proxy.http.server import ClientConnection, first_to_close, refusal
 from cellgate.proxy.http.slow_readers import Backlogs
 from cellgate.proxy.http.turned_away import TurnedAway
 from cellgate.proxy.http.turns import ReadScheduler
-from cellgate.proxy.http.unit import UnitPools
+from cellgate.proxy.http.unit import MakeTls, UnitPools
 from cellgate.proxy.ingress.reports import FORMAT_FIELD, LoadLines, response_line
 from cellgate.proxy.observe.access_log import AccessLog, Finished
 from cellgate.proxy.observe.defects import report_defect
@@ -109,7 +108,7 @@ class Gateway:
         self.payer: Payer = lru_cache(PAYERS_KEPT)(partial(_payer, self.peers))
         self.shows_all, self._own_url = settings.internal_headers == "all", ""
         self.observe: Observe | None = None
-        self._guardrail = guard = make_guardrail(settings.guardrail, loop, unit_pools.tls)
+        self._guardrail = guard = _guardrail(settings, loop, unit_pools.tls)
         self.screen_request: Callable[[Any, Ask], bool] | None = (
             None if guard is None else guard.screen_request
         )
@@ -396,6 +395,13 @@ class Gateway:
 
     def _flush_log(self, _now: float) -> None:
         self._access_log.flush()
+
+
+def _guardrail(settings: Settings, loop: asyncio.AbstractEventLoop, tls: MakeTls | None) -> Any:
+    """That of the extra, if one is configured."""
+    if settings.guardrail is None:
+        return None
+    return part_of("guardrail", "guard").Guardrail(settings.guardrail, loop, tls)
 
 
 def _payer(peers: Peers, peer: str, forwarded_for: bytes) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from tests.house.source import Finding, product, uses
 
 ORDER = (
-    "extras/kv_events extras/operator extras/planner extras/realtime",
+    "extras/guardrail extras/kv_events extras/operator extras/planner extras/realtime",
     "cli",
     "app",
     "workers",

@@ -75,7 +75,8 @@ def asks_for(setting: str, tree: Path) -> dict[str, Any]:
         unit = UNIT | {setting.rpartition(".")[2]: {"from": "vllm"}}
         return {"cells": [{"name": "c", "units": [unit]}]}
     (tree / "operator.yaml").write_text("{}")
-    return {setting: "operator.yaml" if setting == "operator" else True}
+    asks = {"operator": "operator.yaml", "guardrail": {"url": "http://127.0.0.1:9/check"}}
+    return {setting: asks.get(setting, True)}
 
 
 def test_the_core_imports_and_what_asks_for_the_extra_gets_one_line(taken: tuple[str, Path]) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from loadtests.simunit.process import SimUnit
+from tests.extras import needs
 from tests.wire.process import ROOT, GateProcess, eventually, metrics
 
 EXAMPLE = ROOT / "deploy" / "guardrail" / "guardrail.py"
@@ -66,6 +67,7 @@ def guardrail() -> Iterator[int]:
         process.wait()
 
 
+@needs("guardrail")
 @pytest.mark.parametrize("workers", [1, 2])
 def test_names_are_reloaded_and_the_example_removes_personal_data(
     unit: SimUnit, tmp_path: Path, workers: int

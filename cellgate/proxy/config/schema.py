@@ -225,7 +225,11 @@ class FileKeys(Keys, of=Settings):
     queue: Annotated[FairRules, section(FairRules, QueueKeys)]
     session_headers: Annotated[tuple[str, ...], PlainValidator(checks.headers)] = HeaderNames().sessions
     poison: Annotated[Poison, section(Poison, PoisonKeys)]
-    guardrail: Annotated[GuardrailSettings | None, section(GuardrailSettings, GuardrailKeys)]
+    guardrail: Annotated[
+        GuardrailSettings | None,
+        section(GuardrailSettings, GuardrailKeys),
+        AfterValidator(checks.with_extra("guardrail")),
+    ]
     cors: Annotated[Cors | None, section(Cors, CorsKeys)]
     realtime: Annotated[bool, PlainValidator(checks.flag), AfterValidator(checks.with_extra("realtime"))]
     internal_headers: Annotated[ShownTo, PlainValidator(checks.shown_to)]

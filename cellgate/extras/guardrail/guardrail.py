@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import orjson
 
-from cellgate.proxy.admission.guardrail_client import (
+from cellgate.extras.guardrail.guardrail_client import (
     ALLOWED,
     GuardAction,
     GuardrailVerdict,
@@ -159,13 +159,6 @@ def _after(exchange: Exchange, ask: Ask, opinion: GuardrailVerdict | Failure) ->
         priority=ask.priority,
         deadline_at=ask.deadline_at,
     )
-
-
-def make_guardrail(
-    settings: GuardrailSettings | None, loop: asyncio.AbstractEventLoop, tls: MakeTls | None = None
-) -> Guardrail | None:
-    """None: none is configured."""
-    return None if settings is None else Guardrail(settings, loop, tls)
 
 
 # Holds the answer to one request until a guardrail allows it: as a whole, or window by window.

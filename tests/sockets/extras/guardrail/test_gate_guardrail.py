@@ -16,6 +16,7 @@ import pytest
 from cellgate.proxy.config.limits import LIMITS
 from cellgate.proxy.config.settings import GuardrailSettings
 from cellgate.proxy.observe.counters import GUARDRAIL, TALLIES
+from tests.sockets.test_gate_keys import BEARER, USAGE, keyed, line
 from tests.wire.client import Client, chat, post
 from tests.wire.stage import Stage, stage
 from tests.wire.unit import LAST_CHUNK, SSE_HEAD, STREAM, Received, ScriptedUnit, chunk, listening, whole
@@ -326,3 +327,18 @@ async def test_what_is_too_large_to_be_shown_or_held_has_no_verdict(fail: Any) -
 def test_settings_say_what_is_asked(tmp_path: Path) -> None:
     assert GuardrailSettings("http://h:1/a/b").target == "/a/b"
     assert GuardrailSettings(f"unix://{tmp_path}/s").target == "/"
+
+
+async def test_what_a_guardrail_denied_gives_nothing_back(tmp_path: Path) -> None:
+    limited = line(limits={"tokens_per_minute": 110})
+    judge = Judge(no_secrets)
+    async with (
+        judged(judge) as guardrail,
+        keyed(tmp_path, whole(USAGE), limited, guardrail=guardrail) as here,
+        here.client() as client,
+    ):
+        asks = chat(stream=False, max_tokens=12, head=BEARER)
+        denied = chat(stream=False, head=BEARER, user="secret")
+        assert [(await client.ask(asks)).status for _ in range(3)] == [200, 200, 200]
+        assert [(await client.ask(denied)).status for _ in range(3)] == [400, 400, 400]
+        assert (await client.ask(asks)).status == 429

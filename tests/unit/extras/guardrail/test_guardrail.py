@@ -14,9 +14,9 @@ from typing import Any, cast
 import orjson
 import pytest
 
-from cellgate.proxy.admission import guardrail_client
-from cellgate.proxy.admission.guardrail import Screen
-from cellgate.proxy.admission.guardrail_client import (
+from cellgate.extras.guardrail import guardrail_client
+from cellgate.extras.guardrail.guardrail import Screen
+from cellgate.extras.guardrail.guardrail_client import (
     ALLOWED,
     GUARDRAIL_FAILED,
     GuardAction,
@@ -423,7 +423,7 @@ def test_events_in_parts_are_read_whole() -> None:
 
 # The guardrail in deploy/: what it finds, and what it answers.
 
-FOLDER = Path(__file__).parents[3] / "deploy" / "guardrail"
+FOLDER = Path(__file__).parents[4] / "deploy" / "guardrail"
 
 
 @pytest.fixture(scope="module")
