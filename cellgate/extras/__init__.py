@@ -13,7 +13,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import Literal, NamedTuple, get_args
 
-ExtraName = Literal["guardrail", "kv_events", "operator", "planner", "realtime"]
+ExtraName = Literal["guardrail", "kv_events", "operator", "otlp", "planner", "realtime"]
 
 
 class Extra(NamedTuple):
@@ -57,6 +57,11 @@ EXTRAS: dict[str, Extra] = {
         routes={"/roll": "GET", "/roll/{name}": "POST"},
         off="no roll is configured at this gate: `roll` in the operator's file has its command "
         "(docs/rolling.md)",
+    ),
+    "otlp": Extra(
+        "sends spans of requests, and metrics, to a collector of OpenTelemetry",
+        parts={"send": "otlp"},
+        settings=("tracing", "otlp_metrics"),
     ),
     "planner": Extra(
         "computes how much of a model fits into a unit, and which free nodes should be units",

@@ -176,8 +176,8 @@ class App:
         plane, settings, feed = self._plane, self._settings, Feed()
         self._core.begin()
         await self._add(discover(plane, feed))
-        if (sender := send_metrics(settings.otlp_metrics, plane.metrics, plane.generations)) is not None:
-            await self._add(Part(sender.close))
+        if (end := send_metrics(settings.otlp_metrics, plane.metrics, plane.generations)) is not None:
+            await self._add(Part(end))
         if settings.redis is not None:
             await self._add(_shared(plane, lambda: self._core.port, settings.redis, feed, self._gate))
         if self._operator is not None:
@@ -571,7 +571,7 @@ def serve(settings: Settings, reload: Reload) -> int:
 async def _serve(settings: Settings, reload: Reload, heritage: Inheritance | None) -> int:
     """Run a gate of one process until it is told to end."""
     listeners = await listeners_of(settings, heritage)
-    large, shared_status, tracing = LargeBodies(), SharedStatus(), trace(settings.tracing)
+    large, shared_status = LargeBodies(), SharedStatus()
     tls = LiveTls(settings.tls)
     gate = make_gate(
         settings,
@@ -583,8 +583,7 @@ async def _serve(settings: Settings, reload: Reload, heritage: Inheritance | Non
         publish=shared_status.publish,
         unit_tls=tls.units,
     )
-    if tracing is not None:
-        tracing.watch(gate.gateway)
+    end_tracing = trace(settings.tracing, gate.gateway)
     watch_generations(settings.otlp_metrics, gate.gateway)
 
     async def let_clients_in(_: Signals) -> bool:
@@ -596,8 +595,7 @@ async def _serve(settings: Settings, reload: Reload, heritage: Inheritance | Non
         return await live(app, heritage)
     finally:
         await large.close()
-        if tracing is not None:
-            tracing.close()
+        end_tracing()
 
 
 async def run_control(start: ControlStart) -> int:

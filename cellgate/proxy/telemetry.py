@@ -5,8 +5,11 @@ A gate that cannot do it serves all the same.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+from types import ModuleType
 from typing import TYPE_CHECKING
 
+from cellgate.extras import part_of
 from cellgate.proxy.config.extras import how_to_install
 from cellgate.proxy.config.settings import TracingSettings
 from cellgate.proxy.generations import watch
@@ -16,19 +19,17 @@ if TYPE_CHECKING:
     from cellgate.proxy.gateway import Gateway
     from cellgate.proxy.observe.counters import Metrics
     from cellgate.proxy.observe.gen_ai import GenAiMetrics
-    from cellgate.proxy.tracing import MetricsSender, Tracing
 
 
-def trace(settings: TracingSettings | None) -> Tracing | None:
-    """The tracing of a gate; None: it has none."""
-    if settings is None:
-        return None
-    try:
-        from cellgate.proxy.tracing import Tracing
-    except ModuleNotFoundError as error:
-        _missing("tracing is off", error)
-        return None
-    return Tracing(settings)
+def trace(settings: TracingSettings | None, gateway: Gateway) -> Callable[[], object]:
+    """Trace the requests of a gateway, if that is configured; returns what ends it."""
+    otlp = _otlp("tracing is off") if settings is not None else None
+    if otlp is None:
+        return lambda: None
+    tracing = otlp.Tracing(settings)
+    tracing.watch(gateway)
+    end: Callable[[], object] = tracing.close
+    return end
 
 
 def watch_generations(endpoint: str | None, gateway: Gateway) -> None:
@@ -37,18 +38,22 @@ def watch_generations(endpoint: str | None, gateway: Gateway) -> None:
         watch(gateway)
 
 
-def send_metrics(endpoint: str | None, metrics: Metrics, generations: GenAiMetrics) -> MetricsSender | None:
-    """What sends the metrics of a gate to a collector; None: nothing does."""
-    if endpoint is None:
+def send_metrics(
+    endpoint: str | None, metrics: Metrics, generations: GenAiMetrics
+) -> Callable[[], Awaitable[object]] | None:
+    """Send the metrics of a gate to a collector, if that is configured; what ends it, or None."""
+    otlp = _otlp("metrics are not sent by OTLP") if endpoint is not None else None
+    if otlp is None:
         return None
+    end: Callable[[], Awaitable[object]] = otlp.MetricsSender(endpoint, metrics, generations).close
+    return end
+
+
+def _otlp(what: str) -> ModuleType | None:
+    """The extra; without its packages a line says `what` that means."""
     try:
-        from cellgate.proxy.tracing import MetricsSender
+        return part_of("otlp", "send")
     except ModuleNotFoundError as error:
-        _missing("metrics are not sent by OTLP", error)
+        why = f"{error.name} is not installed: {how_to_install('otel')}"
+        log_line("error", f"{what}, though it is configured: {why}")
         return None
-    return MetricsSender(endpoint, metrics, generations)
-
-
-def _missing(what: str, error: ModuleNotFoundError) -> None:
-    why = f"{error.name} is not installed: {how_to_install('otel')}"
-    log_line("error", f"{what}, though it is configured: {why}")

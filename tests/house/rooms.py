@@ -8,12 +8,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from tests.house.source import Finding, product, uses
 
 ORDER = (
-    "extras/guardrail extras/kv_events extras/operator extras/planner extras/realtime",
+    "extras/guardrail extras/kv_events extras/operator extras/otlp extras/planner extras/realtime",
     "cli",
     "app",
     "workers",
     "telemetry",
-    "tracing",
     "generations",
     "gateway",
     "redis admin",

@@ -76,6 +76,7 @@ def asks_for(setting: str, tree: Path) -> dict[str, Any]:
         return {"cells": [{"name": "c", "units": [unit]}]}
     (tree / "operator.yaml").write_text("{}")
     asks = {"operator": "operator.yaml", "guardrail": {"url": "http://127.0.0.1:9/check"}}
+    asks |= {"tracing": {"endpoint": f"{UNIT['url']}/v1/traces"}, "otlp_metrics": f"{UNIT['url']}/v1/metrics"}
     return {setting: asks.get(setting, True)}
 
 

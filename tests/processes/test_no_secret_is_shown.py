@@ -18,6 +18,7 @@ import pytest
 
 from loadtests.kit.collector import collecting
 from loadtests.simunit.process import SimUnit
+from tests.extras import needs
 from tests.real.redis_server import RedisServer
 from tests.wire.process import GateProcess, eventually
 from tests.wire.stage import PROCESSES_S, live_for
@@ -83,6 +84,7 @@ def pages(gate: GateProcess) -> str:
     return "".join(shown)
 
 
+@needs("otlp")
 @pytest.mark.parametrize("workers", [1, 2])
 @live_for(PROCESSES_S)
 async def test_no_output_has_a_secret(tmp_path: Path, workers: int) -> None:

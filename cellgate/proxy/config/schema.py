@@ -213,8 +213,14 @@ class FileKeys(Keys, of=Settings):
     access_log: Annotated[LogFormat, PlainValidator(checks.log_format)]
     keys: Annotated[KeySettings | None, section(KeySettings, KeyFileKeys)]
     usage_log: Annotated[str | None, PlainValidator(checks.log_file), AfterValidator(_usage_needs_keys)]
-    tracing: Annotated[TracingSettings | None, section(TracingSettings, TracingKeys)]
-    otlp_metrics: Annotated[str | None, PlainValidator(checks.otlp_metrics)]
+    tracing: Annotated[
+        TracingSettings | None,
+        section(TracingSettings, TracingKeys),
+        AfterValidator(checks.with_extra("otlp")),
+    ]
+    otlp_metrics: Annotated[
+        str | None, PlainValidator(checks.otlp_metrics), AfterValidator(checks.with_extra("otlp"))
+    ]
     cells: Annotated[list[CellKeys], AfterValidator(_some_unit)] = Field([], validate_default=True)
     rules: Annotated[Rules, section(Rules, RulesKeys)]
     limits: Annotated[Limits, section(Limits, LimitsKeys, _one_body_fits)] = Field(

@@ -542,9 +542,7 @@ async def run_worker(
     worker = Worker(
         settings, loop, random.Random(), access_log=log, read=large.read, tls=tls, page=page, number=number
     )
-    tracing = trace(settings.tracing)
-    if tracing is not None:
-        tracing.watch(worker.gateway)
+    end_tracing = trace(settings.tracing, worker.gateway)
     watch_generations(settings.otlp_metrics, worker.gateway)
     supervisor = SupervisorChannel(channel)
     supervisor.on_socket = _meeting(worker)
@@ -566,8 +564,7 @@ async def run_worker(
     finally:
         accepting.cancel()
         await large.close()
-        if tracing is not None:
-            tracing.close()
+        end_tracing()
     return 0
 
 

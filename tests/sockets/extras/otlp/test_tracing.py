@@ -12,8 +12,8 @@ from contextlib import asynccontextmanager
 import orjson
 import pytest
 
+from cellgate.extras.otlp import Tracing
 from cellgate.proxy.config.settings import TracingSettings
-from cellgate.proxy.tracing import Tracing
 from loadtests.kit.collector import Collector, Seen, collecting
 from tests.wire.client import chat, get, post
 from tests.wire.stage import Stage, stage

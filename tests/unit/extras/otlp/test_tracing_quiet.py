@@ -9,7 +9,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from itertools import accumulate
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
@@ -20,15 +20,16 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, Spa
 from prometheus_client import Metric as Family
 from prometheus_client.samples import Sample
 
-from cellgate.proxy import tracing
+from cellgate.extras import otlp
+from cellgate.extras.otlp import Exporter, MetricsSender, in_short
 from cellgate.proxy.config.extras import how_to_install
 from cellgate.proxy.config.settings import TracingSettings
+from cellgate.proxy.gateway import Gateway
 from cellgate.proxy.observe import gen_ai
 from cellgate.proxy.observe.counters import Metrics
 from cellgate.proxy.observe.gen_ai import GenAiMetrics
 from cellgate.proxy.observe.log import Level
 from cellgate.proxy.telemetry import send_metrics, trace
-from cellgate.proxy.tracing import Exporter, MetricsSender, in_short
 from cellgate.router.board import Board
 from cellgate.router.nouns import Rules
 from loadtests.kit.collector import Collector, collecting
@@ -126,14 +127,14 @@ def test_a_gate_without_the_packages_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     exporter = "opentelemetry.exporter.otlp"
-    monkeypatch.delitem(sys.modules, "cellgate.proxy.tracing", raising=False)
+    monkeypatch.delitem(sys.modules, "cellgate.extras.otlp", raising=False)
     monkeypatch.setitem(sys.modules, "opentelemetry.context", None)
     monkeypatch.setitem(sys.modules, f"{exporter}.proto.http.metric_exporter", None)
     with caplog.at_level(logging.INFO):
-        assert trace(TracingSettings(ENDPOINT)) is None
+        trace(TracingSettings(ENDPOINT), cast(Gateway, None))()
         monkeypatch.undo()
         monkeypatch.setitem(sys.modules, f"{exporter}.proto.http.metric_exporter", None)
-        monkeypatch.delitem(sys.modules, "cellgate.proxy.tracing", raising=False)
+        monkeypatch.delitem(sys.modules, "cellgate.extras.otlp", raising=False)
         assert (
             send_metrics("http://collector:4318/v1/metrics", Metrics(Board(Rules())), GenAiMetrics()) is None
         )
@@ -252,7 +253,7 @@ class Watched:
 async def test_a_collector_that_is_away_costs_one_line_and_metrics_that_cannot_be_read_are_said(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(tracing, "EXPORT_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(otlp, "EXPORT_TIMEOUT_S", 0.01)
     endpoint, said = f"http://127.0.0.1:{free_port()}/v1/metrics", list[Any]()
     asyncio.get_running_loop().set_exception_handler(lambda _, context: said.append(context["exception"]))
     metrics: Any = Watched(OTLPMetricExporter(endpoint, timeout=0.01).export)
