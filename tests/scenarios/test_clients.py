@@ -59,24 +59,6 @@ async def test_a_client_that_leaves_while_its_request_waits_for_a_unit_is_forgot
 # -- requests that are wrong -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "status", "code"),
-    [
-        ("GET", "/nothing", 404, "unknown_path"),
-        ("POST", "/sleep", 403, "denied"),
-        ("GET", "/v1/chat/completions", 405, "method_not_allowed"),
-        ("GET", "/v1/responses/resp_1", 404, "unknown_path"),
-    ],
-)
-@played(Stage)
-async def test_what_the_gate_refuses_reaches_no_unit(
-    stage: Stage, method: str, path: str, status: int, code: str
-) -> None:
-    visit = await stage.send(method, path)
-    assert (visit.reply.status, visit.code) == (status, code)
-    assert not stage.gate.router.leases
-
-
 @played(Stage)
 async def test_units_that_are_alike_say_themselves_what_they_do_not_serve_and_503_is_said_for_them_when_down(
     stage: Stage,
@@ -91,15 +73,6 @@ async def test_units_that_are_alike_say_themselves_what_they_do_not_serve_and_50
     visit = await stage.ask(model="tiny")
     assert (visit.reply.status, visit.code) == (503, "no_unit")
     assert (await stage.ask(model="huge")).reply.status == 503, "who knows what they would say"
-
-
-@played(Stage)
-async def test_what_the_gate_answers_itself(stage: Stage) -> None:
-    models = await stage.send("GET", "/v1/models")
-    assert [model["id"] for model in models.reply.json["data"]] == ["tiny"]
-    assert (await stage.send("GET", "/health")).reply.status == 200
-    assert (await stage.send("HEAD", "/health")).reply.body == b""
-    assert (await stage.send("GET", "/healthz/unit/a")).reply.status == 200
 
 
 # -- connections -------------------------------------------------------------------------------------------

@@ -52,28 +52,13 @@ async def test_requests_that_lost_their_unit_may_overfill_the_other_by_a_quarter
 
 
 @played(Stage)
-async def test_a_drained_unit_finishes_what_it_has_and_gets_nothing_more_until_undrained(
-    stage: Stage,
-) -> None:
-    crowd = stage.crowd(8, max_tokens=100)
-    await asyncio.sleep(0.5)
-    stage.gate.set_drain("a", drained=True)
-    assert {visit.unit for visit in await stage.crowd(8)} == {"b"}
-    visits = await crowd
-    assert all(visit.is_answered for visit in visits)
-    assert {visit.unit for visit in visits} == {"a", "b"}
-    stage.gate.set_drain("a", drained=False)
-    assert "a" in {visit.unit for visit in await stage.crowd(8)}
-    assert stage.flips("a") == ["up"]
-
-
-@played(Stage)
 async def test_with_every_unit_drained_there_is_no_unit(stage: Stage) -> None:
     for name in "ab":
         stage.gate.set_drain(name, drained=True)
     visit = await stage.ask()
     assert (visit.reply.status, visit.code) == (503, "no_unit")
     assert "a is drained, b is drained" in visit.reply.json["error"]["message"]
+    assert visit.reply.headers["retry-after"] == "1"
     assert (await stage.send("GET", "/readyz")).reply.status == 503
 
 
