@@ -64,9 +64,9 @@ _ASKED_NOTE = "asked"
 class Readiness:
     """GET the engine's readiness path every `period_s`.
 
-    Of an UP unit only when its address has not answered another probe for so long, and every `answered_s` at
-    the latest: what is to be noticed at once is an address that refuses. Of one that rests a connection shows
-    that.
+    Of an UP unit only when its address has answered no other probe and no request for so long, and every
+    `answered_s` at the latest: what is to be noticed at once is an address that refuses. Of one that rests a
+    connection shows that.
 
     `timeout_s` (3) is so long that slow answers alone stay below the rate that makes a busy unit suspect
     (5 in 10 s).
@@ -82,13 +82,17 @@ class Readiness:
         return 2.0 * self.timeout_s
 
     def due_at(self, context: ProbeContext, last_at: float) -> float:
-        """One period after the last run, or after the last answer to another probe."""
+        """One period after the last run, or after the last answer to another probe, or work."""
         if context.verdict is not Verdict.UP:
             return last_at + self.period_s
         rested = rested_s(context, context.fetch, last_at, self.answered_s, REST_LONG_S)
         if rested > self.answered_s:
             return last_at + rested
-        return min(max(last_at, context.answered_at) + self.period_s, last_at + self.answered_s)
+        answered_at = max(last_at, context.answered_at)
+        if not context.is_peers_turn:
+            # What another gate has seen says nothing of the way from here.
+            answered_at = max(answered_at, context.progress_at)
+        return min(answered_at + self.period_s, last_at + self.answered_s)
 
     def page(self, context: ProbeContext) -> PageGet:
         """The path that is known to exist, or the first."""

@@ -49,7 +49,8 @@ class Attention:
         self.usual_at = -inf
         self._until: dict[UnitState, float] = {}
         self._turns: list[UnitState] = []
-        self._woken: list[UnitState] = []
+        self._woken: list[tuple[UnitState, float]] = []
+        """Units that are looked at, and since when they had been calm."""
         self._rested: dict[UnitState, float] = {}
         """Since when those have rested that are late with an answer, and of which nothing else was said."""
         self._news: dict[UnitState, None] = {}
@@ -82,8 +83,8 @@ class Attention:
         if self._until.get(state, -1.0) < until:
             self._until[state] = until
             if state.calm_since < inf:
+                self._woken.append((state, state.calm_since))
                 state.calm_since = inf
-                self._woken.append(state)
 
     def tell(self, state: UnitState) -> None:
         """Something is known of a unit that others may want to hear; it goes on resting."""
@@ -97,10 +98,10 @@ class Attention:
         news, self._news = self._news, {}
         return list(news | self._until)
 
-    def woken(self) -> list[UnitState]:
+    def woken(self, now: float) -> list[UnitState]:
         """The units that rested, and are looked at since the last call."""
         woken, self._woken = self._woken, []
-        return woken
+        return [state for state, calm_since in woken if now - calm_since > REST_AFTER_S]
 
     def noted(self) -> list[UnitState]:
         """The units that do not only take turns."""

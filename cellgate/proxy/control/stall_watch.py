@@ -75,7 +75,7 @@ class StallWatch:
             self._board.attention.note_late(state, now)
         if unheard and self._board.attention.is_large:
             self._ask_resting(len(unheard), now)
-        for state in self._board.attention.woken():
+        for state in self._board.attention.woken(now):
             self._prober.wake(state.unit.name)
         self._board.tick(now)
         for state in self._board.attention.units:

@@ -16,7 +16,7 @@ import re
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from itertools import islice
 from operator import attrgetter
 from typing import Any, NamedTuple, get_args
@@ -93,6 +93,11 @@ class UnitReport:
     role: ServingRole = "both"
     number: int = 0
     at_s: float | None = None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all of it was told. Of the others only the load counts, until their documents are read."""
+        return bool(self.cell)
 
 
 class Names:
@@ -352,7 +357,6 @@ _PUBLISHED = tuple(each.name for each in fields(UnitReport) if each.name not in 
 _ALL_FIELDS = frozenset((*_PUBLISHED, "gate"))
 _values = attrgetter(*_PUBLISHED)
 _NULLABLE = frozenset(each.name for each in fields(UnitReport) if each.default is None)
-_REPORT_REQUIRED = frozenset(each.name for each in fields(UnitReport) if each.default is MISSING)
 _LOAD = frozenset(
     ("in_flight", "prefilling", "uncached_tokens", "life_age_s", "running", "waiting", "kv_use", "errors")
 ) | {"degraded", "ttft_s", "itl_s", "prefill_tokens_per_s"}
@@ -687,15 +691,15 @@ def written_at(report: UnitReport, beat: Beat, beat_at: float) -> float:
 def changed_report(
     gate: str, unit: str, row: Row, known: UnitReport | None, reported_s: float
 ) -> UnitReport | None:
-    """The report of a unit after a change; None when it is not known whole. `reported_s`: how long ago the
-    known one was published. Fields that are invalid are ignored one by one.
+    """The report of a unit after a change, of which nothing else may be known yet (`is_whole`); None: it is
+    one of another unit or gate. `reported_s`: how long ago the known one was published. Fields that are
+    invalid are ignored one by one.
     """
     taken = {name: value for name, value in _fields(row) if value is not None or name in _NULLABLE}
     if any(taken.get(name, value) != value for name, value in (("unit", unit), ("gate", gate))):
         return None
     if known is None:
-        is_whole = taken.keys() >= _REPORT_REQUIRED
-        return UnitReport(**taken) if is_whole else None
+        return UnitReport(**{"unit": unit, "cell": "", "gate": gate, "verdict": Verdict.UP, **taken})
     if known.life_age_s is not None:
         taken.setdefault("life_age_s", known.life_age_s + reported_s)
     if known.load_age_s is not None:

@@ -96,7 +96,7 @@ class Roster:
 
     def change(self, key: RosterKey, row: Row | None, at: float) -> UnitReport | None:
         """A beat that was written then says what has changed of a unit. Returns the new report; None: it has
-        gone, is not known whole, or was told of later than that.
+        gone, or was told of later than that.
         """
         unit, gate = key
         known, reported_at = self._units.get(unit, {}).get(gate, (None, at))
@@ -108,6 +108,7 @@ class Roster:
             changed_report(gate, unit, row, known, max(at - reported_at, 0.0)) if row is not None else None
         )
         if report is not None:
+            report.number = max(report.number, newest)
             self._set(key, report, at)
         elif row is None:
             self._drop(key, at)
@@ -190,10 +191,11 @@ class Roster:
         return self._lives[unit]
 
     def everything(self) -> Iterator[tuple[RosterKey, UnitReport, float]]:
-        """Each valid report, and when its gate last said that it holds."""
+        """Each valid report that is whole, and when its gate last said that it holds."""
         for unit, gates in self._units.items():
             for gate, (report, at) in gates.items():
-                yield (unit, gate), report, self._at(gate, at)
+                if report.is_whole:
+                    yield (unit, gate), report, self._at(gate, at)
 
     def reported_at(self, unit: str, gate: str) -> float:
         """When that report was written: its ages are as of then."""

@@ -193,7 +193,7 @@ class ReportReading:
         self._roster.beat(gate, at)
         for number, (unit, row) in enumerate(received.rows.items(), 1):
             report = self._roster.change((unit, gate), row if isinstance(row, dict) else None, at)
-            if report is not None:
+            if report is not None and report.is_whole:
                 self._on_report((unit, gate), Seen(report, self._now() - at))
             if number % SLICE == 0:
                 await asyncio.sleep(0)
@@ -353,7 +353,7 @@ class PrefixSharing:
     def _is_of_now(self, state: UnitState, gate: str) -> bool:
         """Whether that gate reports the unit with the same epoch."""
         report = self._roster.said(state.unit.name, gate)
-        if report is None:
+        if report is None or not report.is_whole:
             return False
         own, theirs = {epoch for _, epoch in state.case.epochs}, set(filter(None, report.epoch.split(",")))
         return not own or not theirs or not own.isdisjoint(theirs)

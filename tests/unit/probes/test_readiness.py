@@ -125,6 +125,14 @@ def test_it_looks_at_once_and_an_answer_to_another_probe_puts_it_off_for_a_while
     assert Readiness().due_at(context, 100.0) == due
 
 
+def test_a_request_that_is_answered_puts_it_off_and_what_another_gate_has_seen_does_not() -> None:
+    context = FakePatient(lambda _: reply(200))
+    context.progress_at = 100.5
+    assert Readiness().due_at(context, 100.0) == 101.5
+    context.is_peers_turn = True
+    assert Readiness().due_at(context, 100.0) == 101.0
+
+
 def test_metrics_of_a_unit_without_work_are_read_less_often_and_those_of_a_suspect_more_often() -> None:
     context = FakePatient(lambda _: reply(200))
     busy, idle = Load("u", 100.0, running=1), Load("u", 100.0)

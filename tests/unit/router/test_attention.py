@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cellgate.router.attention import SMALL, STAYS_S, Attention
+from cellgate.router.attention import REST_AFTER_S, SMALL, STAYS_S, Attention
 from cellgate.router.nouns import Case, Cell, Unit, Verdict
 from cellgate.router.unit_state import UnitState
 
@@ -25,7 +25,16 @@ def test_a_unit_that_was_only_late_rests_as_before_and_one_of_which_something_wa
     for state in (doubted, both):
         attention.note(state, 500.25 + STAYS_S)
     assert {late, doubted, both} <= set(attention.tick(500.25))
-    assert attention.woken() == [late, both, doubted]
+    assert attention.woken(500.25) == [late, both, doubted]
     attention.tick(600.0)
     assert late.calm_since == others[0].calm_since == 10.0
     assert doubted.calm_since == both.calm_since == 600.0
+
+
+def test_a_unit_that_has_not_rested_yet_is_not_asked_anew_for_each_request() -> None:
+    attention, (state, *_) = resting(10.0)
+    attention.note(state)
+    assert attention.woken(10.0 + REST_AFTER_S) == []
+    attention.tick(30.0)
+    attention.note(state)
+    assert attention.woken(30.1 + REST_AFTER_S) == [state]
