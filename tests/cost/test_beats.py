@@ -122,14 +122,15 @@ def test_a_heartbeat_with_a_thousand_units_costs_what_those_cost_that_work() -> 
 
 
 def of_many(others: int) -> tuple[int, float]:
-    """Bytecodes and commands of a heartbeat beside so many gates that have requests at all of 100 units."""
+    """Bytecodes and commands of a heartbeat beside so many gates that have requests at all of 40 units."""
     clock, names = Clock(), Names()
     redis = SimRedis(cast("Any", clock))
-    gate = Gate("g", 100, clock, redis)
+    gate = Gate("g", 40, clock, redis)
     units, (cell,) = list(gate.board.units), {state.unit.cell for state in gate.board.units.values()}
     writers = [BeatWriter(f"p{number}") for number in range(others)]
     costs, sent = list[int](), 0
-    for number in range(FIRST + 4):
+    all_read = 2 * FIRST
+    for number in range(all_read + 4):
         clock.now += 0.25
         for writer in writers:
             for unit in units:
@@ -139,7 +140,7 @@ def of_many(others: int) -> tuple[int, float]:
                 redis.hset(names.units_of(writer.gate), report.unit, written(report))
             redis.set(names.beat(writer.gate), beat, "PX", 750)
             redis.sadd(names.gates_of(cell), writer.gate)
-        if number < FIRST:
+        if number < all_read:
             gate.loop.run_until_complete(gate._beat())
             sent = gate.sent
         else:

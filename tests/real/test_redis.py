@@ -135,9 +135,9 @@ async def pair(folder: Path) -> AsyncIterator[tuple[RedisServer, Gate, Gate]]:
 @live
 async def test_gates_hear_of_each_others_units(tmp_path: Path) -> None:
     async with pair(tmp_path) as (server, one, other):
-        merged = one.roster.of("u1", one.now())
-        assert merged is not None
-        assert replace(merged.report, at_s=None) == other.views[0]
+        report = one.roster.said("u1", "g2")
+        assert report is not None
+        assert replace(report, at_s=None) == other.views[0]
         assert one.lines == ["Redis answers: this gate shares evidence with other gates"]
         # As docs/redis.md shows it.
         assert server.do("SMEMBERS", "cellgate:cells") == {b"a"}

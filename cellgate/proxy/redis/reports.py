@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import re
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, fields
 from itertools import islice
@@ -161,13 +161,6 @@ class Seen(NamedTuple):
     age_s: float
 
 
-class MergedReport(NamedTuple):
-    """The combined report of several gates: `view` decides, `in_flight` is the sum."""
-
-    report: UnitReport
-    in_flight: int
-
-
 def written(report: UnitReport) -> bytes:
     """The document."""
     return b'{"v":%d,%b' % (VERSION, orjson.dumps(report)[1:])
@@ -186,15 +179,6 @@ def read_report(document: bytes) -> UnitReport | None:
     names = READERS if found.get("v") == VERSION else CORE
     taken = {name: value for name in names if (value := READERS[name](found.get(name))) is not None}
     return UnitReport(**taken) if taken.keys() >= {"unit", "cell", "gate", "verdict"} else None
-
-
-def merge_reports(seen: Sequence[Seen]) -> MergedReport | None:
-    """The combined report on one unit: any fatal one, else the most recent. None without reports."""
-    if not seen:
-        return None
-    # The gate's name breaks ties, so that all readers agree.
-    ranked = sorted(seen, key=lambda one: (not one.report.fatal, one.age_s, one.report.gate))
-    return MergedReport(ranked[0].report, sum(one.report.in_flight for one in seen))
 
 
 def report_of(

@@ -18,12 +18,10 @@ from itertools import takewhile
 from cellgate.proxy.redis.reports import (
     EXPIRY_HEARTBEATS,
     HEARTBEAT_S,
-    MergedReport,
     Row,
     Seen,
     UnitReport,
     changed_report,
-    merge_reports,
     read_count,
 )
 from cellgate.router.cost_model import NO_REMOTE_LOAD, RemoteLoad
@@ -145,11 +143,6 @@ class Roster:
         for key in list(takewhile(lambda key: self._dropped[key] < before, self._dropped)):
             for known in (self._dropped, self._numbers, self._passed_on):
                 known.pop(key, None)
-
-    def of(self, unit: str, now: float) -> MergedReport | None:
-        """The combined report of the other gates on a unit."""
-        said = self._units.get(unit, {}).items()
-        return merge_reports([Seen(report, now - self._at(gate, at)) for gate, (report, at) in said])
 
     def said(self, unit: str, gate: str) -> UnitReport | None:
         """The report of one other gate on a unit."""

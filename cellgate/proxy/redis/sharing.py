@@ -48,7 +48,7 @@ from cellgate.router.nouns import Evidence, Sign, Strength, Verdict
 from cellgate.router.prefix import ProvenPrefixes, RemotePrefixes
 from cellgate.router.unit_state import UnitState
 
-BEATS_READ, DOCUMENTS_READ, DOCUMENTS_MAX = 256, 1024, 20_000
+BEATS_READ, DOCUMENTS_READ, DOCUMENTS_MAX = 256, 256, 20_000
 """So many of other gates are read in one heartbeat at most; and so many documents of one gate in one go."""
 LARGE_BYTES, LOUD_S = 65_536, 10.0
 """Of a gate whose heartbeat is larger than that and says nothing, none is read for so long."""

@@ -130,3 +130,26 @@ def test_a_new_gate_reads_a_part_of_what_others_have_written_in_each_heartbeat(
         assert all(new.roster.said(unit, name) is not None for unit in new.board.units)
     for each in (*others, new):
         each.close()
+
+
+def test_what_beats_say_of_requests_counts_before_the_documents_of_their_units_are_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of many gates it takes minutes to read all."""
+    monkeypatch.setattr(sharing, "DOCUMENTS_READ", 0)
+    world = Changing(1)
+    for _ in range(3 * WINDOW):
+        world.beat()
+    name = next(iter(world.one.board.units))
+    lease = world.one.board.open(name, Ask("m", stream=True), world.clock.now, retry=False)
+    world.beat()
+    world.beat()
+    assert world.other.board.remote_load[name].in_flight == 1
+    assert list(world.other.roster.everything()) == []
+    monkeypatch.undo()
+    for _ in range(3):
+        world.beat()
+    assert world.wrong() == []
+    world.one.board.close(lease, world.clock.now)
+    world.one.close()
+    world.other.close()

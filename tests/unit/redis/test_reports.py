@@ -31,7 +31,6 @@ from cellgate.proxy.redis.reports import (
     Seen,
     UnitReport,
     changed_report,
-    merge_reports,
     read_beat,
     read_report,
     report_of,
@@ -114,30 +113,9 @@ def test_of_another_version_only_the_core_is_read_and_of_what_is_too_large_nothi
     large = written(replace(VIEW, models=("m" * 100,) * 1000))
     assert len(large) > DOCUMENT_MAX
     assert read_report(large) is None
-    assert merge_reports([]) is None
     keys = Names("x:")
     assert (keys.units_of("g1"), keys.gates_of("a")) == ("x:units:g1", "x:cell:a")
     assert keys.unit("u1", "g1") == "x:units:g1:u1"
-
-
-seen = st.builds(Seen, views, st.floats(0.0, 10.0))
-
-
-@law
-@given(told=st.lists(seen, min_size=1, max_size=4), order=st.randoms())
-def test_gates_merge_to_any_fatal_word_else_the_freshest(told: list[Seen], order: Any) -> None:
-    merged = merge_reports(told)
-    assert merged is not None
-    fatal = [one for one in told if one.report.fatal]
-    among = fatal or told
-    assert any(merged.report == one.report for one in among)
-    assert min(one.age_s for one in among) == min(one.age_s for one in among if one.report == merged.report)
-    assert merged.in_flight == sum(one.report.in_flight for one in told)
-    # Two views of one gate and one age cannot be: only then the order would matter.
-    if len({(one.age_s, one.report.gate) for one in told}) == len(told):
-        shuffled = told.copy()
-        order.shuffle(shuffled)
-        assert merge_reports(shuffled) == merged
 
 
 def test_the_page_names_each_field_and_no_other() -> None:
@@ -398,7 +376,9 @@ def test_what_is_no_beat_of_that_gate_is_none_and_what_is_invalid_ignored_field_
     assert changed == replace(known, kv_use=None, reason="so", life_age_s=3.0)
     assert changed_report("g1", "u1", {"unit": "u2"}, known, 0.0) is None
     assert changed_report("g1", "u1", {"gate": "g3"}, known, 0.0) is None
-    assert changed_report("g1", "u9", {"in_flight": 1}, None, 0.0) is None
+    part = changed_report("g1", "u9", {"in_flight": 1}, None, 0.0)
+    assert part is not None
+    assert (part.in_flight, part.is_whole) == (1, False)
 
 
 def test_a_report_holds_as_long_as_its_gate_has_a_beat() -> None:
@@ -433,7 +413,8 @@ def test_what_is_kept_of_a_unit_is_what_all_its_reports_say_together(seed: int) 
             one.drained, one.life_age_s = rng.random() < 0.2, rng.choice((None, 0.0, 1.0, 5.0))
             roster.update((unit, gate), Seen(one, rng.choice((0.0, 0.5))), now)
         for each in ("u0", "u1", "u2"):
-            said = {gate: report for (unit, gate), report, _ in roster.everything() if unit == each}
+            reports = {gate: roster.said(each, gate) for gate in ("g0", "g1", "g2", "g3")}
+            said = {gate: one for gate, one in reports.items() if one is not None}
             counts = [report for gate, report in said.items() if gate in roster.gates(now)]
             load = roster.remote_load(each, now)
             assert load.in_flight == sum(one.in_flight for one in counts)

@@ -66,7 +66,7 @@ def test_a_redis_that_came_back_empty_does_not_empty_the_fleet() -> None:
     answered(roster, seen_by("g2") | seen_by("g3"), 0.0)
     roster.silent()
     assert roster.missed(1000.0) == set()
-    assert roster.of("u1", 1000.0) is not None, "while it is gone the last view holds"
+    assert roster.said("u1", "g2") is not None, "while it is gone the last view holds"
     for beat in range(3):
         answered(roster, {}, 60.0 + beat * 0.25)
         assert roster.missed(60.0 + beat * 0.25) == set()
@@ -76,7 +76,7 @@ def test_a_redis_that_came_back_empty_does_not_empty_the_fleet() -> None:
     assert roster.units() == {"u1"}
     roster.not_ready({"g3"}, 60.8)
     assert roster.missed(60.8) == set()
-    assert roster.of("u1", 60.8) is not None
+    assert roster.said("u1", "g2") is not None
 
 
 def test_a_gate_that_is_missed_and_not_ready_takes_its_views_along_and_others_are_forgotten() -> None:
