@@ -152,7 +152,6 @@ def test_a_new_admin_token_counts_at_once_and_reload_says_what_changed_or_what_i
         assert "cells[0].units[0].url of unit a: expected http://HOST:PORT" in said
         assert list(gate.units()) == ["a", "b"]
         assert 'reloads_total{result="refused",what="configuration"} 1.0' in metrics(gate)
-        assert "configuration not reloaded" in gate.log
 
 
 def test_operators_show_a_certificate(unit: SimUnit, tmp_path: Path) -> None:

@@ -128,3 +128,16 @@ def test_sighup_takes_units_in_and_out_without_dropping_a_stream(
         assert all(stream.is_whole() for stream in streams)
         assert eventually(lambda: "+b, 1 no longer configured is kept" in gate.log)
         assert eventually(lambda: "unit a is kept no longer" in gate.log)
+
+
+def test_sighup_with_a_configuration_that_is_wrong_changes_nothing(
+    units: dict[str, SimUnit], tmp_path: Path
+) -> None:
+    with GateProcess(tmp_path, {"a": units["a"].url}) as gate:
+        gate.until_up("a")
+        gate.configure({"a": "nonsense", "b": units["b"].url})
+        gate.signal(signal.SIGHUP)
+        assert eventually(lambda: "configuration not reloaded" in gate.log)
+        stream = Stream(gate, tokens=2)
+        assert (stream.unit, stream.is_whole()) == ("a", True)
+        assert list(gate.units()) == ["a"]

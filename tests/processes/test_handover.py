@@ -200,6 +200,17 @@ def test_one_that_stops_hands_nothing_over(units: dict[str, SimUnit], tmp_path: 
         assert gate.exit_code() == 0
 
 
+def test_sigterm_in_the_middle_of_a_hand_over_ends_both(units: dict[str, SimUnit], tmp_path: Path) -> None:
+    with Line(tmp_path, {"a": units["a"].url}, timeouts=TIMEOUTS) as gate:
+        gate.until_up("a")
+        gate.signal(signal.SIGUSR2)
+        assert eventually(lambda: "handing over" in gate.log)
+        gate.signal(signal.SIGTERM)
+        assert gate.exit_code() == 0
+        assert is_refusing(gate)
+        assert "Traceback" not in gate.log
+
+
 # SIGTERM.
 
 

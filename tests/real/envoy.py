@@ -49,8 +49,10 @@ class Envoy:
 
 
 @contextmanager
-def envoy(folder: Path, gates: Sequence[int]) -> Iterator[Envoy]:
-    """Envoy before gates on these ports, for as long as the context lasts."""
+def envoy(folder: Path, gates: Sequence[int], checks: Sequence[int] = ()) -> Iterator[Envoy]:
+    """Envoy before gates on these ports, for as long as the context lasts. `checks` are the ports whose
+    /readyz is asked, where these are others.
+    """
     program = find("envoy")
     port, admin_port = free_port(), free_port()
     config = yaml.safe_load(CONFIGURATION.read_text())
@@ -58,9 +60,10 @@ def envoy(folder: Path, gates: Sequence[int]) -> Iterator[Envoy]:
     listener["address"]["socket_address"] |= {"address": "127.0.0.1", "port_value": port}
     config["admin"]["address"]["socket_address"] |= {"address": "127.0.0.1", "port_value": admin_port}
     places = cluster["load_assignment"]["endpoints"][0]["lb_endpoints"]
-    for place, gate in zip(places, gates, strict=True):
+    assert len(places) == len(gates)
+    for place, gate, check_port in zip(places, gates, checks or gates, strict=True):
         place["endpoint"]["address"]["socket_address"] |= {"address": "127.0.0.1", "port_value": gate}
-        place["endpoint"]["health_check_config"] = {"port_value": gate}
+        place["endpoint"]["health_check_config"] = {"port_value": check_port}
     # What takes ten seconds and one in the field, so that a test does not.
     balancing = cluster["load_balancing_policy"]["policies"][0]["typed_extension_config"]["typed_config"]
     balancing |= {"blackout_period": "1s", "weight_update_period": "0.1s"}
