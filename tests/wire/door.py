@@ -11,6 +11,7 @@ from typing import cast
 from cellgate.proxy.config.limits import LIMITS
 from cellgate.proxy.config.settings import Limits
 from cellgate.proxy.http.body_memory import BodyMemory
+from cellgate.proxy.http.client import ResponseClient
 from cellgate.proxy.http.errors import Failure
 from cellgate.proxy.http.heads import own_response
 from cellgate.proxy.http.request import Request
@@ -74,7 +75,7 @@ class Door:
     def now(self) -> float:
         return self.time
 
-    def exchange(self, client: ClientConnection, request: Request) -> Answered:
+    def exchange(self, client: ResponseClient, request: Request) -> Answered:
         self.requests.append(request)
         return Answered(client, request, holds=self._holds)
 
@@ -111,7 +112,7 @@ class Door:
 class Answered:
     """An exchange that ends as it starts, or never."""
 
-    def __init__(self, client: ClientConnection, request: Request, *, holds: bool) -> None:
+    def __init__(self, client: ResponseClient, request: Request, *, holds: bool) -> None:
         self._client, self._request, self._holds = client, request, holds
 
     def start(self) -> None:

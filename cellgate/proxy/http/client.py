@@ -1,12 +1,21 @@
-"""A client and the exchange that answers its request, as each sees the other."""
+"""A client and the exchange that answers its request, as each sees the other, and what clients share.
+
+In this order: `ClientExchange`, `ResponseClient`, `ConnectionHost`.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from cellgate.proxy.config.settings import Limits
+    from cellgate.proxy.http.body_memory import BodyMemory
     from cellgate.proxy.http.errors import Failure
     from cellgate.proxy.http.request import Request
+    from cellgate.proxy.http.slow_readers import Backlogs
+    from cellgate.proxy.http.turns import ReadScheduler
 
 
 class ClientExchange(Protocol):
@@ -41,3 +50,35 @@ class ResponseClient(Protocol):
     def finish(self, request: Request, *, keep_alive: bool) -> None: ...
     def abort(self, exchange: ClientExchange, request: Request) -> None: ...
     def cut(self) -> None: ...
+
+
+class ConnectionHost(Protocol):
+    """What the connections of one listener share, and who answers their requests: the gateway. Without this
+    port the room `http` would import all that answers a request. No request waits for a large read before it
+    begins: there is a scheduler for each.
+    """
+
+    limits: Limits
+    routing_fields: frozenset[bytes]
+    memory: BodyMemory
+    clients: dict[Any, None]
+    """The connections themselves (`ClientConnection`, server.py)."""
+    read_scheduler: ReadScheduler
+    start_scheduler: ReadScheduler
+    backlogs: Backlogs
+
+    @property
+    def payer(self) -> Callable[[str, bytes], str]: ...
+    def now(self) -> float: ...
+    def exchange(self, client: ResponseClient, request: Request) -> ClientExchange: ...
+    def own_lines(self, request: Request) -> bytes:
+        """Header lines of any answer to `request`, of which only a part may have come."""
+
+    def refused(self, peer: str, failure: Failure) -> None: ...
+    def defect(self, what: str, error: Exception) -> None: ...
+    def shows_internals(self, peer: str) -> bool: ...
+    def turns_away(self, request: Request) -> Failure | None:
+        """Why the body of a request is not worth reading; None: it is."""
+
+    def body_payer(self, peer: str, request: Request) -> str:
+        """Who pays for the memory of a body while it arrives (see router/shares.py)."""

@@ -20,8 +20,7 @@ from cellgate.proxy.http.errors import Failure, FailureKind
 from cellgate.proxy.http.request import Request, RequestReader
 
 if TYPE_CHECKING:
-    from cellgate.proxy.config.settings import Limits
-    from cellgate.proxy.http.body_memory import BodyMemory
+    from cellgate.proxy.http.client import ConnectionHost
 
 _BODY_RATE = 64 * 1024
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -47,7 +46,7 @@ class Intake:
         "reader",
     )
 
-    def __init__(self, sender: Sender, host: IntakeBounds) -> None:
+    def __init__(self, sender: Sender, host: ConnectionHost) -> None:
         self._sender = sender
         self._host = host
         self._owes_continue = False
@@ -263,23 +262,10 @@ class Intake:
         return min(whole_at, max(self._grown_at, begun_at) + LIMITS.body_idle_s)
 
 
-class IntakeBounds(Protocol):
-    """What the clients of one listener share."""
-
-    limits: Limits
-    routing_fields: frozenset[bytes]
-    memory: BodyMemory
-
-    def now(self) -> float: ...
-    def turns_away(self, request: Request) -> Failure | None:
-        """Why the body of a request is not worth reading; None: it is."""
-
-    def body_payer(self, peer: str, request: Request) -> str:
-        """Who pays for the memory of a body while it arrives (see router/shares.py)."""
-
-
 class Sender(Protocol):
-    """The connection that requests come from. `deadline` is when its present phase must end."""
+    """The connection that requests come from. `deadline` is when its present phase must end. Intake and
+    connection know each other: without this port their modules would import each other.
+    """
 
     deadline: float
     peer: str

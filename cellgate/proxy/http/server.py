@@ -20,20 +20,17 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from heapq import nsmallest
 from math import inf
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import cast
 
 from cellgate.proxy.config.limits import LIMITS, reached
-from cellgate.proxy.http.client import ClientExchange
+from cellgate.proxy.http.client import ClientExchange, ConnectionHost
 from cellgate.proxy.http.errors import Failure, FailureKind, error_body
 from cellgate.proxy.http.heads import own_response
-from cellgate.proxy.http.intake import Intake, IntakeBounds, too_slow
+from cellgate.proxy.http.intake import Intake, too_slow
 from cellgate.proxy.http.request import Request
-from cellgate.proxy.http.slow_readers import Backlogs, SlowReader
+from cellgate.proxy.http.slow_readers import SlowReader
 from cellgate.proxy.observe.defects import guarded
 from cellgate.proxy.process.tcp_info import bound_held, bound_unsent, has_left, reset
-
-if TYPE_CHECKING:
-    from cellgate.proxy.http.turns import ReadScheduler
 
 
 class ClientConnection(asyncio.Protocol):
@@ -468,27 +465,6 @@ LIGHT_S = 1.0
 one whose last answer took longer may not."""
 _REQUEST_BYTES = LIMITS.request_bytes_per_turn // LIMITS.requests_per_turn
 """What beginning a request counts as, in bytes of bodies."""
-
-
-class ConnectionHost(IntakeBounds, Protocol):
-    """What the connections of one listener share, and who answers their requests. No request waits for a
-    large read before it begins: there is a scheduler for each.
-    """
-
-    clients: dict[ClientConnection, None]
-    read_scheduler: ReadScheduler
-    start_scheduler: ReadScheduler
-    backlogs: Backlogs
-
-    @property
-    def payer(self) -> Callable[[str, bytes], str]: ...
-    def exchange(self, client: ClientConnection, request: Request) -> ClientExchange: ...
-    def own_lines(self, request: Request) -> bytes:
-        """Header lines of any answer to `request`, of which only a part may have come."""
-
-    def refused(self, peer: str, failure: Failure) -> None: ...
-    def defect(self, what: str, error: Exception) -> None: ...
-    def shows_internals(self, peer: str) -> bool: ...
 
 
 def refusal_unread(failure: Failure) -> bytes:
