@@ -9,6 +9,7 @@ Rules:
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from math import ceil, inf
 from typing import TYPE_CHECKING
@@ -29,6 +30,10 @@ REST_PART = 0.125
 """A unit that is not looked at rests: between two questions so much of the time passes that it has rested."""
 REST_AFTER_S = 1.0 / REST_PART
 """So long it is asked as often as others."""
+WOKEN_AT_ONCE = 64
+"""All of a unit is asked when it rests no more: of so many on a tick. Of 250 that get their first requests in
+one moment, the questions would come before the first tokens.
+"""
 _UP = Verdict.UP
 STAYS_S = 5.0
 """So long a unit is looked at after something was said of it."""
@@ -49,7 +54,7 @@ class Attention:
         self.usual_at = -inf
         self._until: dict[UnitState, float] = {}
         self._turns: list[UnitState] = []
-        self._woken: list[tuple[UnitState, float]] = []
+        self._woken: deque[tuple[UnitState, float]] = deque()
         """Units that are looked at, and since when they had been calm."""
         self._rested: dict[UnitState, float] = {}
         """Since when those have rested that are late with an answer, and of which nothing else was said."""
@@ -99,9 +104,13 @@ class Attention:
         return list(news | self._until)
 
     def woken(self, now: float) -> list[UnitState]:
-        """The units that rested, and are looked at since the last call."""
-        woken, self._woken = self._woken, []
-        return [state for state, calm_since in woken if now - calm_since > REST_AFTER_S]
+        """Some of the units that rested, and are looked at."""
+        found: list[UnitState] = []
+        while self._woken and len(found) < WOKEN_AT_ONCE:
+            state, calm_since = self._woken.popleft()
+            if state.calm_since == inf and now - calm_since > REST_AFTER_S:
+                found.append(state)
+        return found
 
     def noted(self) -> list[UnitState]:
         """The units that do not only take turns."""

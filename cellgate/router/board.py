@@ -331,12 +331,11 @@ class Board:
             if self._does_better(other, now - self.rules.silent_min_s, now):
                 state.overtaken.add(other.overtaken_s(now), now)
 
-    def learn_pause(self, state: UnitState, pause_s: float, at: float) -> None:
-        """A unit has gone on by itself after so long: it and its peers may do so again."""
-        pool = self.pools.of_unit(state.unit.name)
-        for name, other in self.units.items():
-            if other is state or self.pools.has(pool, name):
-                other.pauses.learn(pause_s, at)
+    def learn_pause(self, pool: str, pause_s: float, at: float) -> None:
+        """A unit of a pool has gone on by itself after so long: all of them may do so again."""
+        for name, state in self.units.items():
+            if self.pools.has(pool, name):
+                state.pauses.learn(pause_s, at)
 
     def room(self) -> tuple[int, int]:
         """How many units are in rotation, and how many requests they take at once."""

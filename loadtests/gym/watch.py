@@ -8,10 +8,11 @@ world.
 from __future__ import annotations
 
 import random
+from collections import deque
 from collections.abc import Callable
 
 from cellgate.router.board import Board, Consequence
-from cellgate.router.fleet_learning import compare_speeds
+from cellgate.router.fleet_learning import comparing_speeds
 from cellgate.router.health import find_stall, still_s
 from cellgate.router.judge import STALL_SOURCE
 from cellgate.router.nouns import Evidence, Fleet, Load, Sign, Strength, Verdict
@@ -65,7 +66,7 @@ class Watch:
                 self._report(state, now)
         if now >= self._compare_at:
             self._compare_at = now + COMPARE_S
-            compare_speeds(self._board.units.values())
+            deque(comparing_speeds(self._board.units.values()), maxlen=0)
 
     def changed(self, unit: int, now: float, *, is_up: bool) -> None:
         """A process is gone: its requests show it, or the next probe. Or it is back, and passes canaries."""

@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import islice
 
 from cellgate.probes.canary import AWAKE_S, Canary
@@ -18,7 +18,7 @@ from cellgate.proxy.control.prober import PEERS_ASKED, Prober
 from cellgate.proxy.observe.events import Action, ActionKind, EventLog
 from cellgate.router.attention import rest
 from cellgate.router.board import Board
-from cellgate.router.fleet_learning import compare_speeds
+from cellgate.router.fleet_learning import comparing_speeds
 from cellgate.router.health import Stall, find_rank_stall, find_stall, is_on, still_s
 from cellgate.router.judge import STALL_SOURCE
 from cellgate.router.nouns import PANIC_MAX_S, PANIC_UNITS, USABLE, Evidence, Sign, Strength, Verdict
@@ -57,6 +57,8 @@ class StallWatch:
         self._waits_at: dict[frozenset[str], float] = {}
         """By models: when peers were last looked at for long waits."""
         self._compare_at = self._ask_all_at = self._ask_some_at = 0.0
+        self._comparison: Iterator[list[UnitState]] | None = None
+        """What is left of comparing speeds."""
         self._silent: dict[str, UnitState] = {}
         """Units that show nothing, of which it is not known whether they pause."""
         self._panic_at: float | None = None
@@ -92,10 +94,18 @@ class StallWatch:
             self._learn_pauses()
         if self._board.panic_at != self._panic_at:
             self._report_panic(now)
-        if now >= self._compare_at:
+        self._compare_speeds(now)
+
+    def _compare_speeds(self, now: float) -> None:
+        if self._comparison is None and now >= self._compare_at:
             self._compare_at = now + COMPARE_S
-            for state in compare_speeds(self._board.attention.units):
+            self._comparison = comparing_speeds(self._board.attention.units)
+        if self._comparison is not None:
+            changed = next(self._comparison, None)
+            for state in changed or ():
                 self._report_outlier(state)
+            if changed is None:
+                self._comparison = None
 
     def gate_fault(self, reason: str) -> None:
         """The gate could not open a connection: no file descriptors, no ports, or no resolver."""
@@ -135,13 +145,17 @@ class StallWatch:
             self._silent[state.unit.name] = state
 
     def _learn_pauses(self) -> None:
-        """Learn from those that have gone on."""
+        """Learn from those that have gone on: of those of one pool the longest."""
+        longest: dict[str, tuple[float, float]] = {}
         for name, state in list(self._silent.items()):
             if state.leases and state.quiet_since == state.pauses.since:
                 continue
             del self._silent[name]
             if pause_s := state.pauses.end(state.progress_at, state.case.restarted):
-                self._board.learn_pause(state, pause_s, state.progress_at)
+                pool = self._board.pools.of_unit(name)
+                longest[pool] = max(longest.get(pool, (0.0, 0.0)), (pause_s, state.progress_at))
+        for pool, (pause_s, at) in longest.items():
+            self._board.learn_pause(pool, pause_s, at)
 
     def _ask_peers(self, state: UnitState, now: float) -> None:
         """Nothing shows that others do better than a silent unit: those without requests can say so."""

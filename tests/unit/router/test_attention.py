@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cellgate.router.attention import REST_AFTER_S, SMALL, STAYS_S, Attention
+from cellgate.router.attention import REST_AFTER_S, SMALL, STAYS_S, WOKEN_AT_ONCE, Attention
 from cellgate.router.nouns import Case, Cell, Unit, Verdict
 from cellgate.router.unit_state import UnitState
 
@@ -38,3 +38,12 @@ def test_a_unit_that_has_not_rested_yet_is_not_asked_anew_for_each_request() -> 
     attention.tick(30.0)
     attention.note(state)
     assert attention.woken(30.1 + REST_AFTER_S) == [state]
+
+
+def test_of_many_that_get_requests_at_once_some_are_asked_on_each_tick_and_none_that_rests_again() -> None:
+    attention, states = resting(10.0)
+    for state in states:
+        attention.note(state, 30.0)
+    assert attention.woken(30.0) == states[:WOKEN_AT_ONCE]
+    attention.tick(31.0)
+    assert attention.woken(31.0) == []
