@@ -588,12 +588,14 @@ def _is_later(latest: _Latest, report: UnitReport, at: float) -> bool:
 class _Clock:
     """That of another gate: by how much the reader's is ahead of it, as the beats say that were read soonest
     in this turn and the one before; when the last beat was written, and until when this turn lasts.
+    `looked_at`: when the last look at it began.
     """
 
     ahead_s: float
     ahead_now_s: float
     until: float
     at: float = -math.inf
+    looked_at: float = -math.inf
 
     def written_at(self, at_s: float, now: float, expiry_s: float) -> float:
         """When a beat was written that was just read; never before the last one."""
@@ -605,6 +607,9 @@ class _Clock:
         if ahead_s - self.ahead_s > expiry_s:
             # None lives so long: that clock has stood still.
             self.ahead_s = self.ahead_now_s = ahead_s
+        if at_s + self.ahead_s < self.looked_at:
+            # It was not there yet: the reader's own clock stood still when it read another one.
+            self.ahead_s = self.ahead_now_s = self.looked_at - at_s
         self.at = max(self.at, at_s + self.ahead_s)
         return self.at
 
@@ -633,10 +638,13 @@ class BeatReader:
             for gate in known.keys() - gates:
                 del known[gate]
 
-    def hear(self, beat: Beat, now: float) -> ReceivedBeat | None:
-        """A beat was read; None: it is one that no gate writes any more."""
+    def hear(self, beat: Beat, now: float, asked_at: float = -math.inf) -> ReceivedBeat | None:
+        """A beat was read, by a look that began at `asked_at`; None: it is one that no gate writes any
+        more.
+        """
         last, clock = self._numbers.get(beat.gate), self._clocks.get(beat.gate)
         if clock is not None and last == beat.number:
+            clock.looked_at = asked_at
             # One in Redis ends after `expiry_s`.
             return ReceivedBeat(beat, clock.at, {}) if now - clock.at <= 2.0 * self._expiry_s else None
         at_s = beat.at_s if beat.at_s is not None else now
@@ -644,6 +652,7 @@ class BeatReader:
             clock = self._clocks[beat.gate] = _Clock(now - at_s, now - at_s, now + CLOCK_TURN_S)
         self._numbers[beat.gate] = beat.number
         received = ReceivedBeat(beat, clock.written_at(at_s, now, self._expiry_s), beat.since(last))
+        clock.looked_at = asked_at
         if last is None or not last <= beat.number <= last + WINDOW:
             self.behind[beat.gate] = MissedBeats(beat.number + DOCUMENT_BEATS)
         if (behind := self.behind.get(beat.gate)) is not None:

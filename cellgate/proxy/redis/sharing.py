@@ -124,6 +124,7 @@ class ReportReading:
     async def _read_beats(self, commands: RedisCommands, gates: Iterable[str]) -> dict[str, ReceivedBeat]:
         """The beats of those who have one."""
         found: dict[str, ReceivedBeat] = {}
+        asked_at = self._now()
         async for gate, document in commands.get_beats(gates):
             size = len(document) if isinstance(document, bytes) else 0
             if size > LARGE_BYTES:
@@ -132,7 +133,7 @@ class ReportReading:
             beat = read_beat(document, gate) if document is not None else None
             if beat is None and size > LARGE_BYTES:
                 self._loud[gate] = self._now() + LOUD_S
-            received = self._beats.hear(beat, self._now()) if beat is not None else None
+            received = self._beats.hear(beat, self._now(), asked_at) if beat is not None else None
             if received is not None:
                 found[gate] = received
                 self._counts["beats_read"] += 1

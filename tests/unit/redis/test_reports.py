@@ -320,6 +320,24 @@ def test_when_a_beat_was_written_is_known_without_a_clock_in_common() -> None:
     assert error_s(1, at + 3610.0, at + 3610.2) == pytest.approx(0.2)
 
 
+def test_a_reader_whose_own_clock_stood_still_once_does_not_take_others_for_silent() -> None:
+    """A loop tells the time at which its turn began: a beat that is read late in it seems to be of the future.
+    What was not there when the last look began was written since.
+    """
+    reader, errors = BeatReader(EXPIRY_S), []
+    for number in range(1, 100):
+        written_at = 1e6 + BEAT_S * number
+        late_s = 0.9 if number == 10 else 0.0
+        asked_at = written_at + 0.05 - late_s
+        text = b'{"v":1,"gate":"g1","beat":%d,"units":{},"at_s":%f}' % (number, written_at)
+        beat = read_beat(text, "g1")
+        assert beat is not None
+        heard = reader.hear(beat, asked_at + 0.01, asked_at)
+        assert heard is not None
+        errors.append(heard.at - written_at)
+    assert all(-BEAT_S < error < 0.1 for error in errors)
+
+
 def test_a_gate_that_ends_while_something_of_it_was_missed_is_forgotten() -> None:
     gates = Gates(report("u1"))
     gates.read()
