@@ -414,7 +414,7 @@ class Board:
         lease.job = state.costs.add(lease, ask, expected, held, now)
         if not state.leases:
             state.work_at = now
-            self.attention.note(state)
+            self.attention.look_at(state, now)
         state.last_lease_at = now
         state.leases[lease] = None
         if self.adapters:

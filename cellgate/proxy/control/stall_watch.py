@@ -74,7 +74,7 @@ class StallWatch:
                 self._board.uses.note(state, now)
         unheard = self._prober.unheard(QUIET_S, now)
         for state in unheard:
-            self._board.attention.note_late(state, now)
+            self._board.attention.look_at(state, now)
         if unheard and self._board.attention.is_large:
             self._ask_resting(len(unheard), now)
         for state in self._board.attention.woken(now):

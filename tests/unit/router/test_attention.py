@@ -17,11 +17,11 @@ def resting(at: float) -> tuple[Attention, list[UnitState]]:
     return attention, list(fleet.values())
 
 
-def test_a_unit_that_was_only_late_rests_as_before_and_one_of_which_something_was_said_does_not() -> None:
+def test_a_unit_that_was_only_late_or_had_a_request_rests_as_before_and_one_of_which_something_was_said_does_not() -> None:
     attention, (late, doubted, both, *others) = resting(10.0)
     for state in (late, both):
-        attention.note_late(state, 500.0)
-        attention.note_late(state, 500.25)
+        attention.look_at(state, 500.0)
+        attention.look_at(state, 500.25)
     for state in (doubted, both):
         attention.note(state, 500.25 + STAYS_S)
     assert {late, doubted, both} <= set(attention.tick(500.25))
