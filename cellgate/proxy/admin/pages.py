@@ -1,7 +1,7 @@
 """The pages of the admin port: the state of units with reasons, and operations such as drain.
 
 In this order: `AdminPort`, `load_page`, `followed`, `drain_unit`, `act_on_unit`, `scaling_page`,
-, `admin_server`.
+`admin_server`.
 """
 
 from __future__ import annotations
