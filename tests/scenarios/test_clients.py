@@ -134,7 +134,8 @@ async def test_streams_whose_units_wait_for_their_clients_hold_no_slot(stage: St
     await asyncio.sleep(2.0)
     assert (state.in_flight, len(state.leases)) == (0, 4)
     visits = await stage.crowd(4, max_tokens=20)
-    assert all(visit.is_answered and visit.reply.ttft_s < 0.1 for visit in visits)
+    # Those who wait for a slot wait for seconds; a packet that is lost twice takes 0.06 s.
+    assert all(visit.is_answered and visit.reply.ttft_s < 0.15 for visit in visits)
     await crowd
     assert (state.parked, state.limit) == (0, 4.0)
     assert stage.flips("a") == ["up"]
