@@ -17,7 +17,7 @@ def resting(at: float) -> tuple[Attention, list[UnitState]]:
     return attention, list(fleet.values())
 
 
-def test_a_unit_that_was_only_late_or_had_a_request_rests_as_before_and_one_of_which_something_was_said_does_not() -> None:
+def test_who_was_only_late_or_had_a_request_rests_as_before_and_of_whom_something_was_said_does_not() -> None:
     attention, (late, doubted, both, *others) = resting(10.0)
     for state in (late, both):
         attention.look_at(state, 500.0)
