@@ -57,8 +57,8 @@ class Attention:
         self._woken: deque[tuple[UnitState, float]] = deque()
         """Units that are looked at, and since when they had been calm."""
         self._rested: dict[UnitState, float] = {}
-        """Since when those have rested that are late with an answer or have requests, and of which nothing else
-        was said.
+        """Since when those have rested that are late with an answer or have requests, and of which nothing
+        else was said.
         """
         self._news: dict[UnitState, None] = {}
         """Units of which something may have changed since `news` was asked, beside those that are noted."""
@@ -80,8 +80,8 @@ class Attention:
             self._wake(state, until)
 
     def look_at(self, state: UnitState, now: float) -> None:
-        """A unit is late with an answer, or gets a request: it is looked at. When that is over, and nothing was
-        said of it, it rests as it has before.
+        """A unit is late with an answer, or gets a request: it is looked at. When that is over, and nothing
+        was said of it, it rests as it has before.
         """
         if self.is_large:
             if state.calm_since < inf:

@@ -321,8 +321,8 @@ def test_when_a_beat_was_written_is_known_without_a_clock_in_common() -> None:
 
 
 def test_a_reader_whose_own_clock_stood_still_once_does_not_take_others_for_silent() -> None:
-    """A loop tells the time at which its turn began: a beat that is read late in it seems to be of the future.
-    What was not there when the last look began was written since.
+    """A loop tells the time at which its turn began: what is read late in it seems to be of the future. What
+    was not there when the last look began was written since.
     """
     reader, errors = BeatReader(EXPIRY_S), []
     for number in range(1, 100):
