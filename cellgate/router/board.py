@@ -414,7 +414,8 @@ class Board:
         lease.job = state.costs.add(lease, ask, expected, held, now)
         if not state.leases:
             state.work_at = now
-            self.attention.look_at(state, now)
+            if self.attention.is_large:
+                self.attention.look_at(state, now)
         state.last_lease_at = now
         state.leases[lease] = None
         if self.adapters:
