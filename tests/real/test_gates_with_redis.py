@@ -101,7 +101,8 @@ async def test_redis_comes_late_is_full_has_room_again_and_what_it_says_of_a_uni
         assert eventually(lambda: "Redis takes no writes" in gate.log)
         assert await post(gate.port, BODY) == 200
         server.do("CONFIG", "SET", "maxmemory", "0")
-        assert eventually(lambda: gate.log.count("Redis answers") == 2)
+        # On a machine that lags it may have been away once more.
+        assert eventually(lambda: gate.log.count("Redis answers") >= 2)
 
         # A flip is evidence: it sends a canary, and that decides.
         assert eventually(lambda: _documents(server))
