@@ -164,7 +164,8 @@ def comparing_speeds(states: Collection[UnitState]) -> Iterator[list[UnitState]]
             cells.setdefault(state.unit.cell, []).append((state, speed))
         elif state.outlier.degraded:
             state.outlier = fade(state.outlier)
-            changed += [] if state.outlier.degraded else [state]
+            if not state.outlier.degraded:
+                changed.append(state)
     for rows in cells.values():
         for number, (state, speed) in enumerate(rows if len(rows) > 1 else ()):
             if number and number % COMPARED_AT_ONCE == 0:
