@@ -13,15 +13,15 @@ from importlib import import_module
 from types import ModuleType
 from typing import Literal, NamedTuple, get_args
 
-ExtraName = Literal["guardrail", "kv_events", "operator", "otlp", "planner", "realtime"]
+ExtraName = Literal["demo", "guardrail", "kv_events", "operator", "otlp", "planner", "realtime", "top"]
 
 
 class Extra(NamedTuple):
     """A row. `parts` are what the core asks for, and the module of each below this folder.
 
     `settings` are the keys of the configuration that ask for it; `commands` what each does, its module below
-    `cellgate`, and its verb there; `routes` what it answers on the admin port, and `off` what is said there
-    where it is not configured.
+    `cellgate`, and its verb there, if any; `routes` what it answers on the admin port, and `off` what is said
+    there where it is not configured.
     """
 
     does: str
@@ -33,6 +33,10 @@ class Extra(NamedTuple):
 
 
 EXTRAS: dict[str, Extra] = {
+    "demo": Extra(
+        "runs a gate with simulated units, to try it",
+        commands={"demo": ("run a gate with simulated units, to try it", "extras.demo.demo", "")},
+    ),
     "guardrail": Extra(
         "has a program of the operator's check requests and answers",
         parts={"guard": "guardrail.guardrail"},
@@ -75,6 +79,10 @@ EXTRAS: dict[str, Extra] = {
     ),
     "realtime": Extra(
         "passes WebSockets of clients on to units", parts={"session": "realtime"}, settings=("realtime",)
+    ),
+    "top": Extra(
+        "draws the status page in a terminal",
+        commands={"top": ("watch the units of a running gate, problems first", "extras.top", "top")},
     ),
 }
 

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from tests.house.source import Finding, product, uses
 
 ORDER = (
-    "extras/guardrail extras/kv_events extras/operator extras/otlp extras/planner extras/realtime",
+    "extras/demo extras/guardrail extras/kv_events extras/operator extras/otlp extras/planner extras/realtime"
+    " extras/top",
     "cli",
     "app",
     "workers",

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from cellgate.proxy.cli.main import main
+from cellgate.proxy.cli.main import COMMANDS, main
 from loadtests.kit.gate import GateProcess
 from loadtests.simunit.process import sim_units
 from tests.documented import ROOT, Typed, typed
@@ -45,7 +45,11 @@ def gate() -> Iterator[GateProcess]:
 
 def asked() -> list[Typed]:
     """Those of them that are whole."""
-    found = [each for each in typed("cellgate") if each.words[1:2] and each.words[1] in ASK]
+    found = [
+        each
+        for each in typed("cellgate")
+        if each.words[1:2] and each.words[1] in ASK and each.words[1] in COMMANDS
+    ]
     alone = ("units", "top", "events", "explain", "poison")
     whole = {each.words: each for each in found if len(each.words) > 2 or each.words[1] in alone}
     return sorted(

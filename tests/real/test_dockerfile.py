@@ -20,6 +20,7 @@ import pytest
 import yaml
 
 from cellgate.proxy.cli.main import COMMANDS
+from tests.extras import needs
 from tests.real.programs import ROOT, free_port, running
 from tests.wire.process import eventually
 
@@ -145,6 +146,7 @@ def test_every_command_works_with_what_the_image_has(command: str, image: Path) 
     assert (run.returncode, run.stderr) == (0, "")
 
 
+@needs("top")
 def test_top_draws_with_what_the_image_has(image: Path) -> None:
     command = [str(image / "bin" / "cellgate"), "top", "--once", "--admin", "127.0.0.1:1"]
     assert "no gate answers" in subprocess.run(command, capture_output=True, text=True, check=False).stderr

@@ -13,6 +13,7 @@ from zipfile import ZipFile
 
 import pytest
 
+from tests.extras import needs
 from tests.real.programs import ROOT, free_port
 from tests.wire.process import eventually
 
@@ -106,6 +107,7 @@ def test_it_lives_beside_packages_called_proxy_and_router(wheel: Path, tmp_path:
     assert "cellgate" in said.splitlines()[-1]
 
 
+@needs("demo")
 def test_a_demo_of_the_wheel_runs_in_an_empty_folder(wheel: Path, tmp_path: Path) -> None:
     """With the packages that are installed here, and nothing of this repository."""
     (tmp_path / "empty").mkdir()

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.extras import needs
 from tests.house.layout import LINKS
 from tests.house.rules import RULES
 from tests.house.source import FOLDERS, ROOT, sources
@@ -43,7 +44,13 @@ def test_the_names_at_the_top_are_links_and_nothing_is_imported_by_them() -> Non
 
 @pytest.mark.parametrize(
     "module",
-    ["proxy.app", "proxy.cli.demo", "proxy.workers.control_process", "proxy.workers.worker", "probes.agent"],
+    [
+        "proxy.app",
+        pytest.param("extras.demo.demo", marks=needs("demo")),
+        "proxy.workers.control_process",
+        "proxy.workers.worker",
+        "probes.agent",
+    ],
 )
 def test_what_is_only_installed_with_an_extra_is_imported_by_nothing_that_all_need(module: str) -> None:
     """`make run` and a bare `pip install` have none of it."""

@@ -65,9 +65,15 @@ class CommandEntry(NamedTuple):
         return found
 
 
+def _commands_of(*extras: str) -> dict[str, CommandEntry]:
+    """The commands of those extras that are here; a command is listed where it is first named."""
+    here = [EXTRAS[name] for name in extras if name in EXTRAS]
+    return {name: CommandEntry(*each) for extra in here for name, each in extra.commands.items()}
+
+
 COMMANDS = {
     "serve": CommandEntry("run the gate", "proxy.cli.main", "serve"),
-    "demo": CommandEntry("run a gate with simulated units, to try it", "proxy.cli.demo"),
+    **_commands_of("demo"),
     "check": CommandEntry(
         "check a configuration: list every problem, or show its units", "proxy.cli.check", "check"
     ),
@@ -78,7 +84,7 @@ COMMANDS = {
     "units": CommandEntry(
         "list the units of a running gate with their verdicts", "proxy.cli.operate", "units"
     ),
-    "top": CommandEntry("watch the units of a running gate, problems first", "proxy.cli.top", "top"),
+    **_commands_of("top"),
     "events": CommandEntry(
         "show what happened to units: verdicts and actions with reasons", "proxy.cli.operate", "events"
     ),
@@ -96,7 +102,7 @@ COMMANDS = {
     "engine": CommandEntry(
         "drain a unit and pause its engine or put it to sleep; let it go on", "proxy.cli.operate", "engine"
     ),
-    **{name: CommandEntry(*each) for extra in EXTRAS.values() for name, each in extra.commands.items()},
+    **_commands_of(*EXTRAS),
     "poison": CommandEntry(
         "list the prompts that are refused because they ended units", "proxy.cli.operate", "poison"
     ),

@@ -24,6 +24,7 @@ from cellgate.proxy.cli.terminal import CommandError
 from cellgate.proxy.config.settings import Address
 from cellgate.proxy.observe.text import duration
 from cellgate.router.cost import Cost
+from tests.extras import needs
 
 UNIT_A1 = {
     "name": "a1",
@@ -190,7 +191,7 @@ def test_why_prints_the_sentences_of_a_unit(ask: Ask) -> None:
     [
         (["units"], [UNIT_A1]),
         (["why", "a1"], UNIT_A1 | {"why": ["a1 is in."]}),
-        (["top"], {"units": [], "ready": True, "events": {"units": []}}),
+        pytest.param(["top"], {"units": [], "ready": True, "events": {"units": []}}, marks=needs("top")),
     ],
     ids=str,
 )
@@ -390,7 +391,14 @@ def test_a_refusal_is_one_line_and_exit_code_1(status: int, answer: Any, says: s
 
 
 @pytest.mark.parametrize(
-    ("command", "status"), [("units", 404), ("why a1", 401), ("top", 404), ("drain a1", 401), ("reload", 404)]
+    ("command", "status"),
+    [
+        ("units", 404),
+        ("why a1", 401),
+        pytest.param("top", 404, marks=needs("top")),
+        ("drain a1", 401),
+        ("reload", 404),
+    ],
 )
 def test_the_port_for_clients_is_said_to_be_that(command: str, status: int, ask: Ask) -> None:
     answer = {"error": {"message": "no", "type": "not_found_error", "param": None, "code": "unknown_path"}}

@@ -31,7 +31,13 @@ from tests.unit.config.files import CELLS, FULL, ROOT, problems, read
 from tests.unit.observe.test_metrics import A1, make, scrape
 
 OPERATOR_SCHEMA = part_of("operator", "keys").OPERATOR_SCHEMA if "operator" in EXTRAS else {}
-ALL_KEYS = needs("operator"), needs("realtime"), needs("kv_events"), needs("guardrail"), needs("otlp")
+ALL_KEYS = [
+    needs("operator"),
+    needs("realtime"),
+    needs("kv_events"),
+    needs("guardrail"),
+    needs("otlp"),
+]
 """For documents that have every key."""
 
 ONE_CELL: Any = [{"name": "c", "units": [{"name": "u", "url": "http://u:1"}]}]

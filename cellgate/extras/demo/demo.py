@@ -37,7 +37,7 @@ SILENT_START_S = 2.0
 """So long nothing is said of units that are not up yet."""
 REASONS = 5
 CELLS = {"a": ("a1", "a2"), "b": ("b1",)}
-_LEADER = "cellgate.proxy.cli.demo_unit"
+_LEADER = "cellgate.extras.demo.demo_unit"
 _FOLLOWER = "import os\nwhile os.read(0, 1): os.write(0, b'.')"
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None)

@@ -4,8 +4,8 @@
    follower, and no token comes any more, while `/health` still says 200.
 2. The next word is a function of all text before it: another unit goes on with a broken answer just so.
 
-`python -m cellgate.proxy.cli.demo_unit --port PORT`; standard input is the connection to the follower, which
-answers each byte with one.
+`python -m cellgate.extras.demo.demo_unit --port PORT`; standard input is the connection to the follower,
+which answers each byte with one.
 """
 
 from __future__ import annotations

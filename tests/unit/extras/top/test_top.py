@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from cellgate.extras import top
 from cellgate.proxy.admin.views import status
-from cellgate.proxy.cli import admin_client, main, top
+from cellgate.proxy.cli import admin_client, main
 from cellgate.proxy.observe.events import EventLog
 from cellgate.router.board import Board
 from cellgate.router.nouns import Ask, Evidence, Fleet, Rules, Sign, Strength, Unit

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import orjson
 import pytest
 
-from cellgate.proxy.cli import demo
+from cellgate.extras.demo import demo
 from cellgate.proxy.ingress.reasons import NOTHING_YET
 
 
