@@ -1,11 +1,14 @@
-"""What tests of AWS share: credentials that open nothing, and a load balancer with weights."""
+"""What tests of AWS share: credentials that open nothing, a load balancer with weights, a cluster of ECS."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import boto3  # type: ignore[import-untyped]
 import pytest
+from moto import mock_aws
+from moto.moto_api import state_manager
 
 REGION = "eu-west-1"
 
@@ -58,3 +61,37 @@ def make_balancer() -> Balancer:
     path = [{"Field": "path-pattern", "Values": ["/v1/*"]}]
     rule = api.create_rule(ListenerArn=listener_arn, Conditions=path, Priority=1, Actions=actions)
     return Balancer(api, own, other, listener_arn, rule["Rules"][0]["RuleArn"])
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A cluster with a network to run tasks in, and the client to do it with."""
+    pretend_credentials(monkeypatch)
+    with mock_aws():
+        # Its tasks would otherwise stop after having been looked at once.
+        state_manager.set_transition("ecs::task", {"progression": "manual", "times": 100})
+        client = boto3.client("ecs", region_name=REGION)
+        client.create_cluster(clusterName="prod")
+        client.register_task_definition(
+            family="engine",
+            networkMode="awsvpc",
+            containerDefinitions=[{"name": "engine", "image": "engine", "memory": 4, "cpu": 1}],
+            requiresCompatibilities=["FARGATE"],
+            cpu="256",
+            memory="512",
+        )
+        yield client
+
+
+def start(client: Any, unit: str, role: str, size: int) -> str:
+    ec2 = boto3.client("ec2", region_name=REGION)
+    subnet = ec2.describe_subnets()["Subnets"][0]["SubnetId"]
+    tags = {"cellgate:unit": unit, "cellgate:role": role, "cellgate:size": str(size)}
+    task = client.run_task(
+        cluster="prod",
+        taskDefinition="engine",
+        launchType="FARGATE",
+        networkConfiguration={"awsvpcConfiguration": {"subnets": [subnet], "securityGroups": []}},
+        tags=[{"key": key, "value": value} for key, value in tags.items() if value],
+    )["tasks"][0]
+    return str(task["taskArn"])

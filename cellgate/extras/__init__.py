@@ -13,7 +13,9 @@ from importlib import import_module
 from types import ModuleType
 from typing import Literal, NamedTuple, get_args
 
-ExtraName = Literal["demo", "guardrail", "kv_events", "operator", "otlp", "planner", "realtime", "top"]
+ExtraName = Literal[
+    "clusters", "demo", "guardrail", "kv_events", "operator", "otlp", "planner", "realtime", "top"
+]
 
 
 class Extra(NamedTuple):
@@ -33,6 +35,11 @@ class Extra(NamedTuple):
 
 
 EXTRAS: dict[str, Extra] = {
+    "clusters": Extra(
+        "finds units in Kubernetes and in Amazon ECS",
+        parts={"ecs": "clusters.ecs", "lws": "clusters.lws", "pods": "clusters.pods"},
+        settings=("cells[].discover",),
+    ),
     "demo": Extra(
         "runs a gate with simulated units, to try it",
         commands={"demo": ("run a gate with simulated units, to try it", "extras.demo.demo", "")},

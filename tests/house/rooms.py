@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from tests.house.source import Finding, product, uses
 
 ORDER = (
-    "extras/demo extras/guardrail extras/kv_events extras/operator extras/otlp extras/planner extras/realtime"
-    " extras/top",
+    "extras/clusters extras/demo extras/guardrail extras/kv_events extras/operator extras/otlp extras/planner"
+    " extras/realtime extras/top",
     "cli",
     "app",
     "workers",
@@ -27,7 +27,7 @@ ORDER = (
     "observe",
     "ingress",
     "config",
-    "probes policies orchestrators",
+    "probes policies extras/orchestrators",
     "router extras",
 )
 """From the top. A room may import those on lines below; rooms of one line do not know of each other."""

@@ -13,7 +13,7 @@ from tests.extras import needs
 from tests.wire.process import GateProcess, eventually
 
 EXTRAS = "cellgate.extras"
-LATE = (f"{EXTRAS}.", "cellgate.proxy.orchestrators", "boto3", "zmq", "redis")
+LATE = (f"{EXTRAS}.", "boto3", "zmq", "redis")
 """What most gates have no use for."""
 
 

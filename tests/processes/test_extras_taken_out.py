@@ -71,6 +71,8 @@ def check(tree: Path, **keys: Any) -> tuple[int, list[str]]:
 
 def asks_for(setting: str, tree: Path) -> dict[str, Any]:
     """A configuration with the setting."""
+    if setting == "cells[].discover":
+        return {"cells": [{"name": "c", "discover": {"from": "lws", "name": "big", "port": 9}}]}
     if setting.startswith("cells[].units[]."):
         unit = UNIT | {setting.rpartition(".")[2]: {"from": "vllm"}}
         return {"cells": [{"name": "c", "units": [unit]}]}

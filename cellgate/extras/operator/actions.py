@@ -31,8 +31,7 @@ from cellgate.extras.operator.action_settings import (
 from cellgate.extras.operator.kubernetes import replace_pods, set_image
 from cellgate.extras.operator.plan import Act, Incident, RecoveryReport, RecoveryResult
 from cellgate.extras.operator.recovery import environment
-from cellgate.proxy.observe.text import one_line
-from cellgate.proxy.orchestrators import (
+from cellgate.extras.orchestrators import (
     UNIT_TAG,
     AwsError,
     Task,
@@ -41,6 +40,7 @@ from cellgate.proxy.orchestrators import (
     running_tasks,
     tags_of,
 )
+from cellgate.proxy.observe.text import one_line
 
 
 def action_runner(tls: Callable[[], ssl.SSLContext]) -> Act:

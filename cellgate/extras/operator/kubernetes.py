@@ -20,9 +20,7 @@ from typing import Any, NamedTuple
 
 from cellgate.extras.operator.action_settings import UNIT, ReplacePods, SetImage
 from cellgate.extras.operator.plan import Incident, RecoveryReport, RecoveryResult
-from cellgate.proxy.observe.log import utc
-from cellgate.proxy.observe.text import one_line
-from cellgate.proxy.orchestrators import (
+from cellgate.extras.orchestrators import (
     CONFLICT,
     EVENTS,
     LWS_LABELS,
@@ -37,6 +35,8 @@ from cellgate.proxy.orchestrators import (
     connected,
     own_namespace,
 )
+from cellgate.proxy.observe.log import utc
+from cellgate.proxy.observe.text import one_line
 
 PODS_MAX = 256
 """A selector that chooses more is a mistake."""

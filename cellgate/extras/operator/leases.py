@@ -28,9 +28,7 @@ import orjson
 from cellgate.extras.operator.action_settings import LeasePlace
 from cellgate.extras.operator.plan import Acting, Claim, NotActingError
 from cellgate.extras.operator.recovery import acting_metrics
-from cellgate.proxy.observe.events import Action
-from cellgate.proxy.observe.log import utc
-from cellgate.proxy.orchestrators import (
+from cellgate.extras.orchestrators import (
     CONFLICT,
     LEASES,
     NOT_FOUND,
@@ -41,6 +39,8 @@ from cellgate.proxy.orchestrators import (
     connected,
     own_namespace,
 )
+from cellgate.proxy.observe.events import Action
+from cellgate.proxy.observe.log import utc
 from cellgate.proxy.process.tasks import end_tasks
 
 if TYPE_CHECKING:

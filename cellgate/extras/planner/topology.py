@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import yaml
 
-from cellgate.proxy.orchestrators import places_by_labels
+from cellgate.extras.orchestrators import places_by_labels
 from cellgate.router.nouns import Place
 
 
@@ -126,7 +126,7 @@ def _taken(rest: list[PlacedNode], most: int, queue: list[list[PlacedNode]]) -> 
 #
 # - EC2: `{"Instances": [{"InstanceId", "NetworkNodes": [widest, …, narrowest]}]}`
 # (https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_InstanceTopology.html);
-# - Kubernetes: `kubectl get nodes -o json`, with labels of one of the SCHEMES in proxy/orchestrators.py;
+# - Kubernetes: `kubectl get nodes -o json`, with labels of one of the SCHEMES in extras/orchestrators.py;
 # - a list: `[{"name", "place": [widest, …, narrowest]}]`, JSON or YAML.
 
 

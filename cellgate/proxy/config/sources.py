@@ -147,6 +147,8 @@ SOURCES: dict[str, type[DnsSource | EcsSource | FileSource | LwsSource | PodsSou
     source.kind: source for source in (DnsSource, EcsSource, FileSource, LwsSource, PodsSource)
 }
 """Those of one cell: `cells[].discover.from`."""
+CLUSTER_SOURCES = ("ecs", "lws", "pods")
+"""Those that an extra follows."""
 PACKAGES: dict[str, tuple[str, str]] = {
     "dns": ("dns", "dns"),
     "lws": ("kubernetes_asyncio", "k8s"),

@@ -26,7 +26,7 @@ from cellgate.proxy.config import checks
 from cellgate.proxy.config.checks import InvalidValueError, OneOf, weight, word, words
 from cellgate.proxy.config.extras import how_to_install
 from cellgate.proxy.config.settings import KV_EVENTS_PACKAGES, Split
-from cellgate.proxy.config.sources import PACKAGES, SOURCES, Source
+from cellgate.proxy.config.sources import CLUSTER_SOURCES, PACKAGES, SOURCES, Source
 from cellgate.router.nouns import KvEvents, Node, Role, ServingRole, Unit
 
 an_engine = OneOf("an engine", sorted(ENGINES))
@@ -302,6 +302,8 @@ def discovered_by(found: object) -> Discover:
         raise ValueError("from: pods requires either selector or pool")
     if name == "pods" and "selector" in given and "port" not in given:
         raise ValueError("from: pods requires port, except with pool")
+    if name in CLUSTER_SOURCES:
+        require("clusters")
     package, extra = PACKAGES.get(name, ("", ""))
     if package and importlib.util.find_spec(package) is None:
         raise ValueError(f"from: {name} requires a package that is not installed: {how_to_install(extra)}")

@@ -4,7 +4,7 @@
 2. An answer without records changes nothing: clusters answer so while nothing is ready, and probes notice
    that.
 
-In this order: `Endpoint`, `follow_file`, `_follow_ecs`.
+In this order: `Endpoint`, `follow_file`, `_follow_cluster`.
 """
 
 from __future__ import annotations
@@ -16,8 +16,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from cellgate.extras import part_of
 from cellgate.proxy.config.load_process import ConfigError
-from cellgate.proxy.config.sources import DnsSource, EcsSource, FileSource, LwsSource, PodsSource
+from cellgate.proxy.config.sources import (
+    CLUSTER_SOURCES,
+    DnsSource,
+    EcsSource,
+    FileSource,
+    LwsSource,
+    PodsSource,
+)
 from cellgate.proxy.discovery.base import Follow, Found, SourceError, named
 from cellgate.router.nouns import Node, Role, Unit
 
@@ -131,32 +139,15 @@ def _units(source: FileSource, data: bytes) -> tuple[Unit, ...]:
         raise SourceError(str(error)) from None
 
 
-# Imported late: the APIs of orchestrators, which most gates do not need.
-
-
-def _follow_ecs(source: EcsSource) -> AsyncGenerator[Found, None]:
-    from cellgate.proxy.discovery.ecs import follow_ecs
-
-    return follow_ecs(source)
-
-
-def _follow_lws(source: LwsSource) -> AsyncGenerator[Found, None]:
-    from cellgate.proxy.discovery.kubernetes import follow_lws
-
-    return follow_lws(source)
-
-
-def _follow_pods(source: PodsSource) -> AsyncGenerator[Found, None]:
-    from cellgate.proxy.discovery.pods import follow_pods
-
-    return follow_pods(source)
+def _follow_cluster(source: EcsSource | LwsSource | PodsSource) -> AsyncGenerator[Found, None]:
+    """By an extra, which has the APIs of orchestrators; most gates do not need them."""
+    follow: Follow = part_of("clusters", source.kind).follow
+    return follow(source)
 
 
 FOLLOW: Mapping[str, Follow] = {
     "dns": follow_dns,
-    "ecs": _follow_ecs,
     "file": follow_file,
-    "lws": _follow_lws,
-    "pods": _follow_pods,
+    **dict.fromkeys(CLUSTER_SOURCES, _follow_cluster),
 }
 """By the kind of the source. Units of Redis are handed on by redis/."""

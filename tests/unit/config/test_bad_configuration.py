@@ -227,6 +227,7 @@ def test_a_bad_cell_gets_one_line(tmp_path: Path, cell: str, problem: str) -> No
     assert "s3cret" not in line
 
 
+@needs("clusters")
 def test_a_missing_package_is_said_with_what_to_type(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     (line,) = problems(tmp_path, "cells: [{name: a, discover: {from: lws, name: big, port: 8000}}]")

@@ -35,6 +35,7 @@ from cellgate.proxy.config.sources import DnsSource, EcsSource, FileSource, LwsS
 from cellgate.proxy.config.yaml_file import VariableError, replaced
 from cellgate.router.known_answers import KnownAnswerRules
 from cellgate.router.nouns import Cell, Fleet, Node, Role, Rules, Unit
+from tests.extras import needs
 from tests.unit.config.files import CELLS, FULL, GIVEN, probes_of, problems, read, same
 
 
@@ -168,13 +169,15 @@ def like(**keys: object) -> Unit:
             DnsSource(like(), "units.svc", "SRV", 0, "https", "10.0.0.1:53"),
         ),
         ("{from: file, path: units.yaml}", FileSource(like(api_key="s3cret"), "units.yaml")),
-        (
+        pytest.param(
             "{from: lws, name: big, port: 8000, agent_port: 9902, unit: {engine: vllm, max_in_flight: 9}}",
             LwsSource(like(engine="vllm", max_in_flight=9), "big", 8000, agent_port=9902),
+            marks=needs("clusters"),
         ),
-        (
+        pytest.param(
             "{from: ecs, cluster: prod, services: [a, b], port: 8000, region: eu-west-1}",
             EcsSource(like(), "prod", 8000, ("a", "b"), "eu-west-1"),
+            marks=needs("clusters"),
         ),
     ],
 )

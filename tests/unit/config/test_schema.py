@@ -32,11 +32,12 @@ from tests.unit.observe.test_metrics import A1, make, scrape
 
 OPERATOR_SCHEMA = part_of("operator", "keys").OPERATOR_SCHEMA if "operator" in EXTRAS else {}
 ALL_KEYS = [
-    needs("operator"),
-    needs("realtime"),
-    needs("kv_events"),
+    needs("clusters"),
     needs("guardrail"),
+    needs("kv_events"),
+    needs("operator"),
     needs("otlp"),
+    needs("realtime"),
 ]
 """For documents that have every key."""
 

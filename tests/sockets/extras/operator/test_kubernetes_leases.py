@@ -16,9 +16,9 @@ from cellgate.extras.operator import leases
 from cellgate.extras.operator.action_settings import LeasePlace
 from cellgate.extras.operator.leases import KubernetesLeases
 from cellgate.extras.operator.plan import Claim, NotActingError
-from cellgate.proxy.orchestrators import ApiError, connected
+from cellgate.extras.orchestrators import ApiError, connected
 from loadtests.kit.fake_kubernetes import FakeKubernetes
-from tests.sockets.test_discovery import kubernetes_api, rights_given, rights_used
+from tests.kubernetes_api import kubernetes_api, rights_given, rights_used
 
 RULES = Path(__file__).parents[4] / "deploy" / "recovery" / "kubernetes-leases-rbac.yaml"
 LEASE_S = 0.6

@@ -20,11 +20,11 @@ from cellgate.extras.operator import actions, kubernetes, plan
 from cellgate.extras.operator.action_settings import CallWebhook, ReplacePods, RunCommand, SetImage
 from cellgate.extras.operator.actions import FLOOD_BYTES, OUTPUT_KEPT
 from cellgate.extras.operator.plan import RecoveryReport, RecoveryResult
+from cellgate.extras.orchestrators import ApiError, ask, connected
 from cellgate.proxy.config.settings import Tls
-from cellgate.proxy.orchestrators import ApiError, ask, connected
 from cellgate.proxy.process.tls import LiveTls
 from loadtests.kit.fake_kubernetes import FakeKubernetes, group_pod, pod
-from tests.sockets.test_discovery import kubernetes_api, rights_given, rights_used
+from tests.kubernetes_api import kubernetes_api, rights_given, rights_used
 from tests.wire.process import eventually
 
 PEM = Path(__file__).parents[3] / "wire" / "localhost.pem"

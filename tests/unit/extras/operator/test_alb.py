@@ -11,9 +11,9 @@ import pytest
 from botocore.exceptions import ClientError  # type: ignore[import-untyped]
 from moto import mock_aws
 
+from cellgate.extras import orchestrators
 from cellgate.extras.operator.action_settings import AlbTarget
 from cellgate.extras.operator.alb import AlbWeight, ForeignRuleError, alb_metrics, reweighted
-from cellgate.proxy import orchestrators
 from cellgate.proxy.observe.events import EventLog
 from cellgate.router.board import Board
 from cellgate.router.nouns import Evidence, Fleet, Rules, Sign, Strength, Unit

@@ -15,6 +15,7 @@ import pytest
 import yaml
 from botocore.exceptions import ClientError  # type: ignore[import-untyped]
 
+from cellgate.extras import orchestrators
 from cellgate.extras.operator import actions, leases
 from cellgate.extras.operator.action_settings import (
     CallWebhook,
@@ -29,11 +30,10 @@ from cellgate.extras.operator.action_settings import (
 from cellgate.extras.operator.kubernetes import rolled
 from cellgate.extras.operator.leases import CLAIMS, CLAIMS_MAX
 from cellgate.extras.operator.plan import Claim, RecoveryReport, RecoveryResult
-from cellgate.proxy import orchestrators
 from cellgate.proxy.config.load import load
 from cellgate.proxy.config.load_process import Overrides
+from tests.aws import cluster, start
 from tests.sockets.extras.operator.test_recovery_deeds import ABOUT
-from tests.unit.discovery.test_sources import cluster, start
 
 
 def act(remedy: Remedy) -> RecoveryReport:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from cellgate.extras.orchestrators import SCHEMES
 from cellgate.extras.planner import capacity
 from cellgate.extras.planner import plan_command as plan
 from cellgate.extras.planner.capacity import (
@@ -34,7 +35,6 @@ from cellgate.extras.planner.capacity import (
 from cellgate.extras.planner.topology import PlacedNode, pair, read_nodes
 from cellgate.proxy.cli import main
 from cellgate.proxy.config.load_process import ConfigError
-from cellgate.proxy.orchestrators import SCHEMES
 from tests.unit.test_documented_commands import LLAMA_8B
 
 

@@ -1,4 +1,4 @@
-"""Units from Amazon ECS: the running tasks that have the same value of a tag are one.
+"""Follows Amazon ECS: the running tasks that have the same value of a tag are one unit.
 
 1. The tags are those in orchestrators.py. Tasks without `cellgate:unit` are ignored.
 2. ECS is polled, because it has no watch. A stopping task leaves the list of running ones at once.
@@ -10,9 +10,8 @@ import asyncio
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from typing import Any
 
-from cellgate.proxy.config.sources import EcsSource
-from cellgate.proxy.discovery.base import Found, Group, Member, NodePorts, SourceError, named, together
-from cellgate.proxy.orchestrators import (
+from cellgate.extras.clusters.groups import Group, Member, NodePorts, together
+from cellgate.extras.orchestrators import (
     ROLE_TAG,
     SERVES_TAG,
     SIZE_TAG,
@@ -22,11 +21,13 @@ from cellgate.proxy.orchestrators import (
     running_tasks,
     tags_of,
 )
+from cellgate.proxy.config.sources import EcsSource
+from cellgate.proxy.discovery.base import Found, SourceError, named
 
 _RANKS = {"leader": 0, "follower": None}
 
 
-async def follow_ecs(source: EcsSource) -> AsyncGenerator[Found, None]:
+async def follow(source: EcsSource) -> AsyncGenerator[Found, None]:
     """The units at each poll."""
     ports = NodePorts(source.port, source.agent_port, source.scheme)
     try:

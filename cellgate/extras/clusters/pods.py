@@ -10,7 +10,7 @@
 InferencePool: `inference.networking.k8s.io/v1` of the Gateway API Inference Extension, and before that
 `inference.networking.x-k8s.io/v1alpha2`. KServe's LLMInferenceService and llm-d make one.
 
-In this order: `follow_pods`, `PoolOfPods`, `units_of`.
+In this order: `follow`, `PoolOfPods`, `units_of`.
 """
 
 from __future__ import annotations
@@ -21,10 +21,18 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from cellgate.extras.clusters.lws import NodePlaces, Objects, node_of, pods
+from cellgate.extras.orchestrators import (
+    NOT_FOUND,
+    ApiCall,
+    ApiError,
+    Resource,
+    ask,
+    connected,
+    own_namespace,
+)
 from cellgate.proxy.config.sources import PodsSource
 from cellgate.proxy.discovery.base import GROUP, Found, SourceError, Suspicion, named
-from cellgate.proxy.discovery.kubernetes import NodePlaces, Objects, node_of, pods
-from cellgate.proxy.orchestrators import NOT_FOUND, ApiCall, ApiError, Resource, ask, connected, own_namespace
 from cellgate.router.nouns import Node, Place, Role, Unit
 
 POOL_S = 15.0
@@ -37,7 +45,7 @@ PORTS_MAX = 8
 """A pool has no more."""
 
 
-async def follow_pods(source: PodsSource) -> AsyncGenerator[Found, None]:
+async def follow(source: PodsSource) -> AsyncGenerator[Found, None]:
     """The units at each change of a pod, or of the pool."""
     namespace = source.namespace or own_namespace()
     nodes = NodePlaces(source.kubeconfig) if source.places else None

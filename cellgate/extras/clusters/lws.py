@@ -8,7 +8,7 @@
 
 Labels and annotations: sigs.k8s.io/lws, "Labels, Annotations and Environment Variables".
 
-In this order: `follow_lws`, `pods`, `NodePlaces`.
+In this order: `follow`, `pods`, `NodePlaces`.
 """
 
 from __future__ import annotations
@@ -22,10 +22,8 @@ from typing import Any
 import aiohttp
 import orjson
 
-from cellgate.proxy.config.sources import LwsSource
-from cellgate.proxy.discovery.base import Found, Group, Member, NodePorts, SourceError, together
-from cellgate.proxy.observe.log import log_line
-from cellgate.proxy.orchestrators import (
+from cellgate.extras.clusters.groups import Group, Member, NodePorts, together
+from cellgate.extras.orchestrators import (
     FORBIDDEN,
     GONE,
     LWS_LABELS,
@@ -38,6 +36,9 @@ from cellgate.proxy.orchestrators import (
     own_namespace,
     places_by_labels,
 )
+from cellgate.proxy.config.sources import LwsSource
+from cellgate.proxy.discovery.base import Found, SourceError
+from cellgate.proxy.observe.log import log_line
 from cellgate.router.nouns import Place
 
 SERVES = "disaggregatedset.x-k8s.io/role"
@@ -46,7 +47,7 @@ _MAIN = "kubectl.kubernetes.io/default-container"
 _WATCH_MESSAGE_MAX = 160
 
 
-async def follow_lws(source: LwsSource) -> AsyncGenerator[Found, None]:
+async def follow(source: LwsSource) -> AsyncGenerator[Found, None]:
     """The units at each change of a pod."""
     namespace, selector = source.namespace or own_namespace(), f"{LWS_LABELS}name={source.name}"
     ports = NodePorts(source.port, source.agent_port, source.scheme)

@@ -11,10 +11,10 @@ from typing import Any
 import orjson
 import pytest
 
+from cellgate.extras.clusters import lws, pods
+from cellgate.extras.clusters.pods import PoolOfPods, pool_of
 from cellgate.proxy.config.sources import PodsSource
-from cellgate.proxy.discovery import kubernetes, pods
 from cellgate.proxy.discovery.base import Found, SourceError
-from cellgate.proxy.discovery.pods import PoolOfPods, follow_pods, pool_of
 from cellgate.router.nouns import Unit
 from loadtests.kit.fake_kubernetes import FakeKubernetes, Json, pod
 from loadtests.kit.waiting import until as waits_until
@@ -31,7 +31,7 @@ async def following(
     """The source of pods with these labels, or with other keys."""
     keys = keys or {"selector": "app=vllm,role=decode", "port": 8000}
     source = PodsSource(LIKE, namespace="prod", kubeconfig=api.kubeconfig(folder), **keys)
-    async with aclosing(follow_pods(source)) as follow:
+    async with aclosing(pods.follow(source)) as follow:
         yield follow
 
 
@@ -180,7 +180,7 @@ TROUBLES: dict[str, Trouble] = {
 async def test_whatever_befalls_a_watch_what_happened_meanwhile_is_told_and_nothing_else(
     tmp_path: Path, trouble: str, by: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kubernetes, "SHORT_S", 0.05)
+    monkeypatch.setattr(lws, "SHORT_S", 0.05)
     monkeypatch.setattr(pods, "POOL_S", 0.1)
     spec: Json = {"selector": {"matchLabels": LABELS}, "targetPorts": [{"number": 8000}]}
     async with cluster("a", "b") as api, asyncio.timeout(2 * PATIENCE_S):
