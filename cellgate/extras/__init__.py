@@ -14,7 +14,16 @@ from types import ModuleType
 from typing import Literal, NamedTuple, get_args
 
 ExtraName = Literal[
-    "clusters", "demo", "guardrail", "kv_events", "operator", "otlp", "planner", "realtime", "top"
+    "clusters",
+    "demo",
+    "guardrail",
+    "kv_events",
+    "operator",
+    "otlp",
+    "planner",
+    "realtime",
+    "top",
+    "web_tokens",
 ]
 
 
@@ -90,6 +99,9 @@ EXTRAS: dict[str, Extra] = {
     "top": Extra(
         "draws the status page in a terminal",
         commands={"top": ("watch the units of a running gate, problems first", "extras.top", "top")},
+    ),
+    "web_tokens": Extra(
+        "takes JSON Web Tokens in place of keys", parts={"tokens": "web_tokens"}, settings=("keys.jwt",)
     ),
 }
 

@@ -29,7 +29,7 @@ SLEEPS_LEFT: dict[str, int] = {
     "tests/sockets/test_admin_port.py": 1,
     "tests/sockets/test_gate_clients.py": 4,
     "tests/sockets/extras/guardrail/test_gate_guardrail.py": 3,
-    "tests/sockets/test_gate_keys.py": 1,
+    "tests/sockets/extras/web_tokens/test_web_tokens.py": 1,
     "tests/sockets/extras/realtime/test_gate_realtime.py": 2,
     "tests/sockets/test_gate_requests.py": 3,
     "tests/sockets/test_gate_tls.py": 1,

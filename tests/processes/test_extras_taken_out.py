@@ -76,7 +76,11 @@ def asks_for(setting: str, tree: Path) -> dict[str, Any]:
     if setting.startswith("cells[].units[]."):
         unit = UNIT | {setting.rpartition(".")[2]: {"from": "vllm"}}
         return {"cells": [{"name": "c", "units": [unit]}]}
-    (tree / "operator.yaml").write_text("{}")
+    for name in ("operator.yaml", "keys.jsonl"):
+        (tree / name).write_text("{}" if name == "operator.yaml" else "")
+    if setting == "keys.jwt":
+        issuer = {"issuer": "i", "audience": "a", "jwks_url": f"{UNIT['url']}/jwks", "tenant_claim": "t"}
+        return {"keys": {"file": "keys.jsonl", "jwt": issuer}}
     asks = {"operator": "operator.yaml", "guardrail": {"url": "http://127.0.0.1:9/check"}}
     asks |= {"tracing": {"endpoint": f"{UNIT['url']}/v1/traces"}, "otlp_metrics": f"{UNIT['url']}/v1/metrics"}
     return {setting: asks.get(setting, True)}

@@ -10,7 +10,7 @@ import re
 import time
 from collections.abc import Callable, Iterable
 from hashlib import sha256
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote_to_bytes
 
 from cellgate.proxy.admission.limits import IN_FLIGHT, Accounts, Period, UsageRecord
@@ -26,7 +26,6 @@ from cellgate.proxy.request.services import OPEN_ROUTES, Admission, KeyedRequest
 from cellgate.router.nouns import Ask, Outcome
 
 if TYPE_CHECKING:
-    from cellgate.proxy.admission.web_tokens import WebTokens
     from cellgate.proxy.http.request import Request
     from cellgate.proxy.observe.access_log import Finished
     from cellgate.proxy.request.ports import Charge
@@ -40,7 +39,7 @@ _SCHEME_BYTES = len(_SCHEME)
 
 class KeyChecker:
     """The check of one process. `accounts` get what requests use; `ends_streams`: a request in flight ends
-    when its key is revoked or expires. `tokens` are asked about what is in no file.
+    when its key is revoked or expires. `tokens`, of an extra, are asked about what is in no file.
     """
 
     def __init__(
@@ -49,7 +48,7 @@ class KeyChecker:
         wall: Callable[[], float],
         *,
         ends_streams: bool,
-        tokens: WebTokens | None = None,
+        tokens: Any = None,
     ) -> None:
         self.accounts = accounts
         self.in_flight: dict[KeyAdmission, None] = {}

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import orjson
 
+from cellgate.extras import part_of
 from cellgate.proxy.admission.keys import KeyChecker, KeyFollower
 from cellgate.proxy.admission.limits import KeyCounts, LimitLedger, UsageRecord
 from cellgate.proxy.config.extras import how_to_install
@@ -25,7 +26,6 @@ from cellgate.proxy.observe.log import log_line, utc
 
 if TYPE_CHECKING:
     from cellgate.proxy.admission.limits import Accounts
-    from cellgate.proxy.admission.web_tokens import WebTokens
     from cellgate.proxy.config.settings import KeySettings, Settings
 
 
@@ -115,12 +115,10 @@ def make_key_check(
     """The check of keys of a process that has clients. It has no keys yet."""
     keys = settings.keys
     assert keys is not None
-    tokens: WebTokens | None = None
+    tokens = None
     if keys.jwt is not None:
         try:
-            from cellgate.proxy.admission.web_tokens import WebTokens
-
-            tokens = WebTokens(keys.jwt, settings.tls.ca)
+            tokens = part_of("web_tokens", "tokens").WebTokens(keys.jwt, settings.tls.ca)
         except ModuleNotFoundError as error:
             why = f"{error.name} is not installed: {how_to_install('jwt')}"
             log_line("error", f"JSON Web Tokens do not count, though they are configured: {why}")

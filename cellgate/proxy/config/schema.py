@@ -134,7 +134,9 @@ class KeyFileKeys(Keys, of=KeySettings):
 
     file: Annotated[str, PlainValidator(checks.readable_file)]
     on_revoke: Annotated[OnRevoke, PlainValidator(checks.on_revoke)]
-    jwt: Annotated[JwtSettings | None, section(JwtSettings, JwtKeys)]
+    jwt: Annotated[
+        JwtSettings | None, section(JwtSettings, JwtKeys), AfterValidator(checks.with_extra("web_tokens"))
+    ]
 
 
 class GuardrailKeys(Keys, of=GuardrailSettings):

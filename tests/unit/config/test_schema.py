@@ -38,6 +38,7 @@ ALL_KEYS = [
     needs("operator"),
     needs("otlp"),
     needs("realtime"),
+    needs("web_tokens"),
 ]
 """For documents that have every key."""
 
