@@ -1,4 +1,4 @@
-"""The extras: what most gates do without, a folder (or a file) each, and the table by which they are found.
+"""The extras: what a gate can do without, a folder (or a file) each, and the table by which they are found.
 
 The core imports none of them: it asks here for a part, by name, when it is wanted. To take an extra out,
 delete its folder and its row. What asks for it then (a key, a command, a request) gets one line that says so.
@@ -22,13 +22,15 @@ ExtraName = Literal[
     "otlp",
     "planner",
     "realtime",
+    "scaling",
     "top",
     "web_tokens",
 ]
 
 
 class Extra(NamedTuple):
-    """A row. `parts` are what the core asks for, and the module of each below this folder.
+    """A row. `parts` are what the core asks for, and the module of each below this folder. Each gate has an
+    extra with the part `plane`: its `attend` is called with the control plane.
 
     `settings` are the keys of the configuration that ask for it; `commands` what each does, its module below
     `cellgate`, and its verb there, if any; `routes` what it answers on the admin port, and `off` what is said
@@ -96,6 +98,11 @@ EXTRAS: dict[str, Extra] = {
     "realtime": Extra(
         "passes WebSockets of clients on to units", parts={"session": "realtime"}, settings=("realtime",)
     ),
+    "scaling": Extra(
+        "tells autoscalers how many units there should be, and which is missed least",
+        parts={"plane": "scaling.scaling_pages"},
+        routes={"/scaling": "GET", "/scaling/drain": "POST"},
+    ),
     "top": Extra(
         "draws the status page in a terminal",
         commands={"top": ("watch the units of a running gate, problems first", "extras.top", "top")},
@@ -123,6 +130,11 @@ def part_of(name: ExtraName, what: str) -> ModuleType:
     """The module of an extra's part. Raises MissingExtraError."""
     require(name)
     return import_module(f"{__name__}.{EXTRAS[name].parts[what]}")
+
+
+def attending() -> list[ExtraName]:
+    """The extras that each gate has, whatever its configuration says."""
+    return [name for name in get_args(ExtraName) if name in EXTRAS and "plane" in EXTRAS[name].parts]
 
 
 def taken_out() -> list[str]:

@@ -12,6 +12,7 @@ import random
 from collections.abc import Callable, Collection
 from functools import partial
 
+from cellgate.extras.scaling.demand import AnsweredRequest
 from cellgate.policies import POLICIES
 from cellgate.proxy.redis.reports import UnitReport
 from cellgate.proxy.redis.roster import Roster
@@ -23,7 +24,6 @@ from cellgate.router.learning import GAPS_MS
 from cellgate.router.nouns import Ask, Refusal, Rules, Sign, Strength, Verdict
 from cellgate.router.pick import Router
 from cellgate.router.queue import FairRules, Queue, Ticket
-from cellgate.router.scaling import AnsweredRequest
 from cellgate.router.unit_state import Lease
 from loadtests.gym.nouns import Call, Fleet
 from loadtests.gym.sequences import Shown

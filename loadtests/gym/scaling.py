@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from cellgate.router.scaling import Waits, demand_of, quantile, waits
+from cellgate.extras.scaling.demand import Waits, demand_of, quantile, waits
 from loadtests.gym.cells import Cell, rate_of, requests_for
 from loadtests.gym.fleets import FLEETS, MODEL, fleet
 from loadtests.gym.gate import Gate, make_gates

@@ -26,7 +26,6 @@ ALLOWED_FILES: dict[str, str] = {
     "limits": "config/ has bounds of a gate, admission/ what clients may use",
     "prefill_decode": "router/ pairs units, request/ sends a request to both",
     "reports": "what is told: to load balancers, to Redis",
-    "scaling": "router/ computes it, control/ counts",
 }
 """Names of files that mean one thing wherever they are, with the reason."""
 

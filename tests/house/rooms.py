@@ -9,7 +9,7 @@ from tests.house.source import Finding, product, uses
 
 ORDER = (
     "extras/clusters extras/demo extras/guardrail extras/kv_events extras/operator extras/otlp extras/planner"
-    " extras/realtime extras/top extras/web_tokens",
+    " extras/realtime extras/scaling extras/top extras/web_tokens",
     "cli",
     "app",
     "workers",

@@ -110,6 +110,8 @@ def test_a_gate_starts_without_it_and_says_so_to_a_client(taken: tuple[str, Path
     with GateProcess(tmp_path, {"a": UNIT["url"]}, tree=tree) as started:
         assert set(started.units()) == {"a"}
         assert started.admin("GET", "/roll")[0] == (404 if name == "operator" else 409)
+        for path, method in EXTRAS[name].routes.items():
+            assert started.admin(method, path)[0] == 404
         client = started.connect()
         wants = {"Connection": "Upgrade", "Upgrade": "websocket"}
         client.request("GET", "/v1/realtime?model=m", headers=wants)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, cast
 
 import aiohttp
@@ -17,7 +18,6 @@ from cellgate.proxy.admin.pages import AdminView, admin_server
 from cellgate.proxy.config.settings import HeaderNames, Peers
 from cellgate.proxy.control.containment import Containment
 from cellgate.proxy.control.explain import RoutingExplain
-from cellgate.proxy.control.scaling import Scaling
 from cellgate.proxy.control.stored_responses import StoredResponses
 from cellgate.proxy.observe.counters import Metrics
 from cellgate.proxy.observe.events import EventLog
@@ -69,8 +69,10 @@ class Port:
 
 
 @asynccontextmanager
-async def admin_port(token: str | None = None) -> AsyncIterator[Port]:
-    """A port that listens."""
+async def admin_port(
+    token: str | None = None, pages: Callable[[Any], Mapping[str, Any]] = lambda _: {}
+) -> AsyncIterator[Port]:
+    """A port that listens; `pages` are those of an extra, for what it knows of a control plane."""
     board = Board(Rules())
     board.configure(FLEET, 90.0)
     events = EventLog(lambda: 1_700_000_000.0, 2, lambda *_: None)
@@ -81,27 +83,28 @@ async def admin_port(token: str | None = None) -> AsyncIterator[Port]:
         metrics = Metrics(board)
         metrics.include(Exposition(metrics, waiting=lambda: 0, connections=dict).collect)
         router = Router(board, PrefixAffinity(), random.Random(1), Queue(FairRules()))
-        choice = RoutingExplain(
-            router,
-            StoredResponses(board),
-            HeaderNames(),
-            "prefix_affinity",
-            lambda: port.now,
-            random.Random(1),
+        stored, rng = StoredResponses(board), random.Random(1)
+        choice = RoutingExplain(router, stored, HeaderNames(), "prefix_affinity", lambda: port.now, rng)
+        plane = SimpleNamespace(
+            board=board,
+            events=events,
+            router=router,
+            now=lambda: port.now,
+            set_drain=lambda name, drained: board.drain(name, drained=drained),
         )
         view = AdminView(
             board=board,
             events=events,
             metrics=metrics,
-            now=lambda: port.now,
+            now=plane.now,
             stopping=lambda: port.stopping,
-            set_drain=lambda name, drained: board.drain(name, drained=drained),
+            set_drain=plane.set_drain,
             token=lambda: token,
             peers=NOBODY,
             due_s=lambda unit, probe: {("a1", "canary"): 0.8}.get((unit, probe), math.inf),
             explain=choice.explain,
             poison=port.poison,
-            scaling=Scaling(board, router.queue),
+            pages=pages(plane),
         )
         server = admin_server(view)
         listening = await asyncio.get_running_loop().create_server(server, "127.0.0.1", 0)

@@ -1,7 +1,6 @@
 """The pages of the admin port: the state of units with reasons, and operations such as drain.
 
-In this order: `AdminPort`, `load_page`, `followed`, `drain_unit`, `act_on_unit`, `scaling_page`,
-`admin_server`.
+In this order: `AdminPort`, `load_page`, `followed`, `drain_unit`, `act_on_unit`, `admin_server`.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from functools import partial
 from hashlib import sha256
 from http import HTTPStatus
 from importlib.resources import files
-from math import inf, isfinite
+from math import inf
 from typing import Any
 
 import orjson
@@ -45,7 +44,6 @@ from cellgate.proxy.config.load_process import ConfigError
 from cellgate.proxy.config.settings import Peers
 from cellgate.proxy.control.containment import Containment, fingerprint_name, listing
 from cellgate.proxy.control.engine_control import ONWARD, STILL, EngineAction, EngineControlError
-from cellgate.proxy.control.scaling import Scaling
 from cellgate.proxy.http.errors import Failure
 from cellgate.proxy.ingress.reports import (
     HeaderPairs,
@@ -61,7 +59,6 @@ from cellgate.proxy.observe.exposition import pool_metrics
 from cellgate.proxy.observe.log import log_line
 from cellgate.proxy.process.listeners import tls_options
 from cellgate.router.board import Board
-from cellgate.router.scaling import least_valued
 from cellgate.router.unit_state import UnitState
 
 Explain = Callable[[Mapping[str, str], bytes | None], dict[str, Any] | Failure]
@@ -226,7 +223,6 @@ class AdminView:
     roll: Callable[[], dict[str, Any] | None] = lambda: None
     capacity: Callable[[], list[dict[str, Any]]] = list
     pages: Mapping[str, PageHandler] = field(default_factory=dict)
-    scaling: Scaling | None = None
 
 
 # The status page: page.html unchanged, with a Content-Security-Policy.
@@ -340,38 +336,6 @@ async def act_on_unit(
     return reply(as_json(unit_view(state, view.now()) | {"mode": mode}))
 
 
-# Signals for autoscalers on the admin port, and the drain of the unit that is missed least.
-
-
-GOAL_S = 2.0
-"""The 90th percentile of waits that there should be at most, unless the caller says another one."""
-
-
-async def scaling_page(scaling: Scaling, request: web.BaseRequest, _name: str) -> web.Response:
-    """What KEDA's metrics-api scaler reads (`valueLocation: desired_units`)."""
-    try:
-        goal_s = float(request.query.get("p90_s", GOAL_S))
-    except ValueError:
-        goal_s = 0.0
-    if not isfinite(goal_s) or goal_s <= 0.0:
-        return error_reply(HTTPStatus.BAD_REQUEST, "p90_s is a number of seconds above 0, such as p90_s=2")
-    return reply(as_json(await scaling.view(goal_s, request.query.get("model"))))
-
-
-async def drain_least_valued(
-    view: AdminView, scaling: Scaling, request: web.BaseRequest, _name: str
-) -> web.Response:
-    """Drain it; answers with the unit, as the drain of a unit does. Raises NotHereError."""
-    pools = scaling.pools(request.query.get("model"))
-    if len(pools) > 1:
-        models = ", ".join(sorted({model for pool in pools for model in pool.models}))
-        return error_reply(HTTPStatus.BAD_REQUEST, f"say for which model a unit less is needed: {models}")
-    least = least_valued(pools[0].all) if pools else None
-    if least is None:
-        return error_reply(HTTPStatus.CONFLICT, "there is no unit to spare: at most one is not drained")
-    return await drain_unit(view, request, least.unit, drained=True)
-
-
 # The application of the admin port: the state of units with reasons, and operations such as drain.
 # Everything is answered from memory; /livez and /readyz are mostly answered by health_process.py.
 #
@@ -425,9 +389,6 @@ class _Admin:
             for action in (*STILL, *ONWARD):
                 act_on_engine = partial(act_on_unit, view, view.act_on_engine, action=action)
                 self._routes[f"/units/{_PAGES_NAME}/{action}"] = {"POST": act_on_engine}
-        if view.scaling is not None:
-            self._routes["/scaling"] = {"GET": partial(scaling_page, view.scaling)}
-            self._routes["/scaling/drain"] = {"POST": partial(drain_least_valued, view, view.scaling)}
         if view.poison is not None:
             self._poison = view.poison
             self._routes["/poison"] = {"GET": self.poison}

@@ -76,7 +76,7 @@ class LocalDispatcher:
         self._containment = plane.containment
         self._router = plane.router
         self._routing = plane.routing
-        self._answered = plane.scaling.answered.append
+        self._answered = plane.last_requests.answered.append
         self._metrics = plane.metrics
         self._now = plane.now
         self._errors: dict[str, tuple[float, int]] = {}
@@ -225,7 +225,7 @@ class LocalDispatcher:
             queue.give_back()
             queue.waiter.on_result(containment.failure(request.ask, request.tried))
         elif isinstance(found, Lease):
-            self._plane.scaling.waited.append(((found.unit, found.opened_at), waited_s))
+            self._plane.last_requests.waited.append(((found.unit, found.opened_at), waited_s))
             if request.explain_since:
                 self._explain(found, request)
             queue.waiter.on_result(found)

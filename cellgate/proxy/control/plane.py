@@ -13,8 +13,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from math import ceil
-from typing import Protocol
+from typing import Any, Protocol
 
+from cellgate.extras import attending, part_of
 from cellgate.policies import POLICIES
 from cellgate.probes.base import Fetch
 from cellgate.probes.canary import Canary
@@ -30,6 +31,7 @@ from cellgate.proxy.control.containment import Containment, poison_metrics
 from cellgate.proxy.control.engine_control import EngineController
 from cellgate.proxy.control.full_engines import FullEngines
 from cellgate.proxy.control.hold_watch import HoldWatch
+from cellgate.proxy.control.last_requests import LastRequests
 from cellgate.proxy.control.link_watch import LinkWatch, split_metrics
 from cellgate.proxy.control.model_capacity import Capacity, Starts
 from cellgate.proxy.control.model_claims import ModelClaims
@@ -39,7 +41,6 @@ from cellgate.proxy.control.refused_canaries import RefusedCanaries
 from cellgate.proxy.control.refused_watch import RefusedWatch
 from cellgate.proxy.control.replacement import Replacement
 from cellgate.proxy.control.response_search import ResponseSearch
-from cellgate.proxy.control.scaling import Scaling
 from cellgate.proxy.control.stall_watch import StallWatch
 from cellgate.proxy.control.stored_responses import StoredResponses
 from cellgate.proxy.handover import InheritedView
@@ -69,7 +70,8 @@ MODELS_AGAIN_S = 2.0
 
 
 class Plane:
-    """The control plane of one gate. `front` must be set before it begins.
+    """The control plane of one gate. `front` must be set before it begins. `extras` are those that attend,
+    and `pages` theirs on the admin port, by path.
 
     `publish` is called with whether the gate is ready, and with the body and header lines of /readyz;
     `unit_tls` is for https units. `on_flip` are called for each change of verdict, `on_fleet` for each new
@@ -112,7 +114,7 @@ class Plane:
         self.continuations = Continuations(self.metrics.stream_resume, events)
         self.replacement = self._make_replacement()
         self.routing = RoutingMetrics(self.board, self.router.queue)
-        self.scaling = Scaling(self.board, self.router.queue)
+        self.last_requests = LastRequests()
         self.capacity, self.starts = self._make_capacity()
         self.history = History(self.metrics, self.routing.completion_tokens, self.waiting)
         self.orca = Orca(self.board, self.metrics.responses, self.waiting)
@@ -123,10 +125,10 @@ class Plane:
         self.remember: Callable[[Fleet], None] = lambda _fleet: None
         """Called for units that were known before this process, until their sources report them."""
         self._page = ReadinessPage(self.board, publish, loop.call_soon, lambda: self.front.is_full())
-        self._refusals = Refusals(self.board)
-        self._room_noted = False
+        self._refusals, self._room_noted = Refusals(self.board), False
         self._models_asked_at = -MODELS_AGAIN_S
         self.accounting = self._make_accounting()
+        self.pages, self.extras = dict[str, Any](), dict[str, Any]()
         self._connect()
 
     def _connect(self) -> None:
@@ -134,6 +136,8 @@ class Plane:
         self.on_flip.append(self.starts.flipped)
         self.ticker.looks += self._looks()
         self._include_metrics()
+        for name in attending():
+            self.extras[name] = part_of(name, "plane").attend(self)
 
     def _make_reach(self, tls: MakeTls | None) -> Reach:
         return Reach(
@@ -245,7 +249,7 @@ class Plane:
         self.metrics.include(partial(answer_metrics, self.board, self.answer_check))
         self.metrics.include(self.comparisons.metrics)
         self.metrics.include(self.routing.collect)
-        for collector in (self.scaling, self.capacity, self.starts, self.helpers):
+        for collector in (self.capacity, self.starts, self.helpers):
             self.metrics.include(collector.collect)
         self.metrics.include(partial(split_metrics, self.board, self.link_watch))
 
@@ -263,7 +267,6 @@ class Plane:
             self.continuations.tick,
             self.orca.refresh,
             self.history.tick,
-            self.scaling.tick,
             self.capacity.tick,
             self.starts.tick,
             self._look_at_queue,

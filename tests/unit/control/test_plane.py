@@ -1,4 +1,4 @@
-"""What the control plane answers: readiness, scaling, explanations, stored responses, engine operations."""
+"""What the control plane answers: readiness, explanations, stored responses, engine operations."""
 
 from __future__ import annotations
 
@@ -17,20 +17,15 @@ from cellgate.proxy.control.engine_control import EngineAction, EngineControlErr
 from cellgate.proxy.control.explain import RoutingExplain, header_line
 from cellgate.proxy.control.hold_watch import HoldWatch
 from cellgate.proxy.control.plane import RENDER_S, ReadinessPage
-from cellgate.proxy.control.scaling import Scaling
 from cellgate.proxy.control.stored_responses import RESPONSES_KEPT, StoredResponses
 from cellgate.proxy.http.errors import Failure, FailureKind
 from cellgate.proxy.observe.events import EventLog
 from cellgate.proxy.request.body import read_ask
-from cellgate.router import scaling as router_scaling
 from cellgate.router.board import Board
 from cellgate.router.nouns import Ask, EnginePause, Evidence, Fleet, HoldKind, Rules, Sign, Strength, Unit
 from cellgate.router.pick import Router
-from cellgate.router.queue import FairRules, Queue
 from cellgate.router.sampling import IDLE_S, LOOK_AT_ALL, SAMPLE
-from cellgate.router.scaling import Demand, replay_s
 from cellgate.router.unit_state import UnitState
-from tests.unit.router.fleets import board_up
 from tests.unit.router.test_dry_run import NOW, PROMPT, fill, router_of
 
 AT = 100.0
@@ -96,49 +91,6 @@ def test_a_change_is_published_once_at_the_end_of_the_turn_and_a_stop_at_once() 
     shown.page.stopping = True
     shown.page.publish()
     assert not shown.is_ready
-
-
-# How many units a gate asks for, right after one has gone.
-
-
-@pytest.mark.parametrize(("units", "desired"), [(4, 3), (2, 1)])
-async def test_one_unit_fewer_is_asked_for_once_and_the_last_one_stays(units: int, desired: int) -> None:
-    """Of usable units that have little to do."""
-    names = [f"u{n}" for n in range(units)]
-    board = board_up(*(Unit(name, "c", f"http://{name}") for name in names), at=1.0)
-    scaling = Scaling(board, Queue(FairRules()))
-    for at in range(60):
-        scaling.answered.append((float(at), at + 0.1, at + 0.5, 10, names[at % units]))
-    for at in range(240, 247):
-        scaling.tick(at / 4)
-    assert (await scaling.view(2.0))["pools"][0]["desired_units"] == desired
-    board.drain("u0", drained=True)
-    (found,) = (await scaling.view(2.0))["pools"]
-    assert found["desired_units"] == desired
-    assert found["wait_p90_s"]["fewer"] is None
-    assert found["wait_p90_s"]["now"] is not None
-
-
-def test_a_tick_replays_what_was_answered_once_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All replays in one tick would hold the loop for 13 ms."""
-    names, replays = ("a", "b", "c"), 0
-
-    def counted(demand: Demand, units: int) -> float:
-        nonlocal replays
-        replays += 1
-        return replay_s(demand, units)
-
-    monkeypatch.setattr(router_scaling, "replay_s", counted)
-    scaling = Scaling(
-        board_up(*(Unit(name, "c", f"http://{name}") for name in names), at=1.0), Queue(FairRules())
-    )
-    scaling.answered.extend((float(at), at + 0.1, at + 0.5, 10, names[at % 3]) for at in range(60))
-    each = []
-    for at in range(240, 250):
-        before = replays
-        scaling.tick(at / 4)
-        each.append(replays - before)
-    assert (max(each), sum(each)) == (1, 3)
 
 
 # What `/explain` answers: the question read as a request is, and the answer in words.

@@ -7,9 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from cellgate.router.board import Board
-from cellgate.router.nouns import Ask, Evidence, Fleet, Rules, Sign, Strength, Unit
-from cellgate.router.scaling import (
+from cellgate.extras.scaling.demand import (
     ENOUGH,
     WINDOW_S,
     AnsweredRequest,
@@ -22,6 +20,8 @@ from cellgate.router.scaling import (
     replay_s,
     waits,
 )
+from cellgate.router.board import Board
+from cellgate.router.nouns import Ask, Evidence, Fleet, Rules, Sign, Strength, Unit
 from tests.unit.router.fleets import board_up
 
 

@@ -1,21 +1,16 @@
-"""What an autoscaler wants to know of each pool of units: how full it is, who waits, and what one unit more
-or fewer would change (router/scaling.py).
+"""Signals for autoscalers, of each pool of units: how full it is, who waits, and what one unit more or fewer
+would change (demand.py).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from prometheus_client import Metric
 
-from cellgate.proxy.observe.counters import gauge
-from cellgate.router.board import Board
-from cellgate.router.queue import Queue
-from cellgate.router.scaling import (
-    REQUESTS_MAX,
+from cellgate.extras.scaling.demand import (
     AnsweredRequest,
     Valued,
     Waits,
@@ -25,6 +20,10 @@ from cellgate.router.scaling import (
     saturation,
     waits_in_parts,
 )
+from cellgate.proxy.control.last_requests import LastRequests
+from cellgate.proxy.observe.counters import gauge
+from cellgate.router.board import Board
+from cellgate.router.queue import Queue
 from cellgate.router.unit_state import UnitState
 
 SCALING_LOOK_S, SCALING_LOOK_OF_MANY_S = 10.0, 60.0
@@ -45,15 +44,10 @@ class PoolUnits(NamedTuple):
 
 
 class Scaling:
-    """The signals of one gate.
+    """The signals of one gate; `lately` has the last requests."""
 
-    `answered` gets the first five fields of an AnsweredRequest of each request; `waited`, of those that had
-    to wait, the unit, when their attempt was opened, and how long they had waited.
-    """
-
-    def __init__(self, board: Board, queue: Queue) -> None:
-        self.answered: deque[tuple[float, float, float, int, str]] = deque(maxlen=REQUESTS_MAX)
-        self.waited: deque[tuple[tuple[str, float], float]] = deque(maxlen=REQUESTS_MAX)
+    def __init__(self, board: Board, queue: Queue, lately: LastRequests) -> None:
+        self._lately = lately
         self._board = board
         self._queue = queue
         self._waits: dict[str, tuple[int, Waits]] = {}
@@ -84,8 +78,8 @@ class Scaling:
         self._waits[pool.name] = len(pool.usable), found
 
     def _requests(self) -> Iterator[AnsweredRequest]:
-        waited_s = dict(self.waited)
-        for opened_at, first_at, ended_at, tokens, unit in self.answered:
+        waited_s = dict(self._lately.waited)
+        for opened_at, first_at, ended_at, tokens, unit in self._lately.answered:
             wait_s = waited_s.get((unit, opened_at), 0.0)
             yield AnsweredRequest(opened_at, first_at, ended_at, tokens, unit, wait_s)
 

@@ -3,9 +3,9 @@ Pure.
 
 A unit of the replay computes one prompt after the other, and decodes as many sequences as it has seats. A
 request goes to the unit that can begin first. What a step of decoding takes depends on how many sequences
-share it (learning.py), and they are fewer with more units. The result is scaled by how far the same replay,
-with as many units as there are, is from what was measured. `python -m loadtests.gym.scaling` compares it with
-what comes true.
+share it (router/learning.py), and they are fewer with more units. The result is scaled by how far the same
+replay, with as many units as there are, is from what was measured. `python -m loadtests.gym.scaling` compares
+it with what comes true.
 """
 
 from __future__ import annotations
@@ -23,8 +23,6 @@ from cellgate.router.unit_state import UnitState
 
 WINDOW_S = 300.0
 """Older requests are not replayed."""
-REQUESTS_MAX = 1024
-"""Requests that are remembered, and replayed: three replays take about 3 ms then."""
 SAMPLED = 64
 """Of more units than these, every second, third ... says what they can do on average."""
 ENOUGH = 20
