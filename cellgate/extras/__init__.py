@@ -15,6 +15,7 @@ from typing import Literal, NamedTuple, get_args
 
 ExtraName = Literal[
     "clusters",
+    "completion",
     "demo",
     "guardrail",
     "kv_events",
@@ -50,6 +51,10 @@ EXTRAS: dict[str, Extra] = {
         "finds units in Kubernetes and in Amazon ECS",
         parts={"ecs": "clusters.ecs", "lws": "clusters.lws", "pods": "clusters.pods"},
         settings=("cells[].discover",),
+    ),
+    "completion": Extra(
+        "completes commands and flags in a shell",
+        commands={"completion": ("print the completions for a shell", "extras.completion", "completion")},
     ),
     "demo": Extra(
         "runs a gate with simulated units, to try it",

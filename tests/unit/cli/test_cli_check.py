@@ -1,12 +1,10 @@
-"""`check` and `serve`: what is made of files and flags, one line for what is wrong; completions; keys."""
+"""`check` and `serve`: what is made of files and flags, one line for what is wrong; keys."""
 
 from __future__ import annotations
 
 import io
 import json
 import re
-import shutil
-import subprocess
 import sys
 from collections.abc import Sequence
 from hashlib import sha256
@@ -23,7 +21,6 @@ from cellgate.proxy.cli.main import COMMANDS, main
 from cellgate.proxy.config.key_file import read_keys
 from cellgate.proxy.config.load_process import ConfigError
 from cellgate.proxy.config.settings import Settings
-from tests.extras import needs
 
 
 def test_check_shows_the_units_as_understood(capsys: pytest.CaptureFixture[str]) -> None:
@@ -180,56 +177,6 @@ def code_of(words: Sequence[str]) -> int:
         return main(words)
     except SystemExit as ended:
         return ended.code if isinstance(ended.code, int) else -1
-
-
-# Completions: every command and flag in each script; bash is asked what it would offer.
-
-
-@needs("operator")
-@needs("planner")
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_each_script_has_all_commands_and_their_flags(
-    shell: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["completion", shell]) == 0
-    text = capsys.readouterr().out
-    assert [name for name in COMMANDS if name not in text] == []
-    assert all(flag in text for flag in ("watch", "prompt-tokens", "tensor-parallel-size", "wide"))
-    if program := shutil.which(shell):
-        (tmp_path / "script").write_text(text)
-        subprocess.run([program, "-n", tmp_path / "script"], check=True, timeout=30)
-
-
-OFFERED = {
-    "cellgate un": "undrain units",
-    "cellgate units -": "--admin --help --json --output --watch -h -o",
-    "cellgate units -o ": "json table wide",
-    "cellgate units --watch --out": "--output",
-    "cellgate completion ": "--help -h bash cells fish units zsh",
-    "cellgate why a": "a1 a2",
-    "cellgate drain b": "b1",
-    "cellgate engine pause b": "b1",
-    "cellgate drain --cell ": "a b",
-    "cellgate help unit": "units",
-    "cellgate serve --policy ran": "random",
-    "cellgate check --json --pol": "--policy",
-}
-
-
-def test_bash_offers_what_may_follow(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["completion", "bash"]) == 0
-    (tmp_path / "script").write_text(capsys.readouterr().out)
-    code = f"cellgate() {{ [[ $2 == units ]] && echo a1 a2 b1 || echo a b; }}\nsource {tmp_path}/script\n"
-    for typed in OFFERED:
-        words = f"{typed}''" if typed.endswith(" ") else typed
-        code += f"COMP_WORDS=({words}); COMP_CWORD=$(( ${{#COMP_WORDS[@]}} - 1 )); COMPREPLY=()\n"
-        code += "_cellgate; echo ${COMPREPLY[@]}\n"
-    env = {"LC_ALL": "C", "PATH": "/usr/bin:/bin"}
-    done = subprocess.run(["bash", "-c", code], env=env, capture_output=True, text=True, check=True)
-    offered = [" ".join(sorted(line.split())) for line in done.stdout.splitlines()]
-    assert dict(zip(OFFERED, offered, strict=True)) == {
-        typed: " ".join(sorted(words.split())) for typed, words in OFFERED.items()
-    }
 
 
 # `cellgate keys new` and `cellgate keys usage`.

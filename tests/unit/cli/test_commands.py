@@ -206,13 +206,9 @@ def test_what_is_shown_is_there_as_json(
     assert json.loads(capsys.readouterr().out) == answer
 
 
-def test_names_for_completions_are_those_of_the_gate(
+def test_an_address_of_the_environment_that_is_none_is_said_to_be_wrong(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with gate(200, [UNIT_B1, UNIT_A1]) as played:
-        monkeypatch.setenv("CELLGATE_ADMIN", played.address)
-        assert [main(["completion", kind]) for kind in ("units", "cells")] == [0, 0]
-    assert capsys.readouterr().out == "a1\nb1\na\nb\n"
     monkeypatch.setenv("CELLGATE_ADMIN", "gate")
     with pytest.raises(SystemExit, match="2"):
         main(["units"])
@@ -274,7 +270,7 @@ FULL = "cellgate: the output cannot be written: No space left on device\n"
     [
         *((f"{command} >/dev/full", 1, FULL) for command in ("", "units --help", "version", "schema")),
         ("--help >&-", 0, ""),
-        ("completion zsh >&-", 0, ""),
+        ("help >&-", 0, ""),
     ],
 )
 def test_an_output_that_is_full_or_closed_is_no_traceback(command: str, code: int, says: str) -> None:
