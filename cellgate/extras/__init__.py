@@ -19,6 +19,7 @@ ExtraName = Literal[
     "demo",
     "guardrail",
     "kv_events",
+    "node_probes",
     "operator",
     "otlp",
     "planner",
@@ -69,6 +70,11 @@ EXTRAS: dict[str, Extra] = {
         "follows what units publish of their KV caches",
         parts={"start": "kv_events.follow"},
         settings=("cells[].units[].kv_events",),
+    ),
+    "node_probes": Extra(
+        "probes nodes by gRPC, and by the page of an exporter",
+        parts={"exporter": "node_probes.exporter", "grpc": "node_probes.grpc_health"},
+        settings=("cells[].units[].nodes[].probes[].probe",),
     ),
     "operator": Extra(
         "restarts units that stay DOWN, rolls out new software, sets a weight at a load balancer of AWS",

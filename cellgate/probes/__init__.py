@@ -7,9 +7,7 @@ from __future__ import annotations
 from cellgate.probes.base import Probe
 from cellgate.probes.canary import Canary
 from cellgate.probes.engine_metrics import EngineMetrics
-from cellgate.probes.exporter import ExporterProbe
 from cellgate.probes.fault_status import FaultStatus
-from cellgate.probes.grpc_health import GrpcProbe
 from cellgate.probes.known_answer import KnownAnswer
 from cellgate.probes.nodes import HttpProbe, NodeProbe, TcpProbe
 from cellgate.probes.readiness import GateHealth, PauseProbe, Readiness
@@ -30,10 +28,7 @@ PROBES: dict[str, type[Probe]] = {
 GATE_PROBES: dict[str, type[Probe]] = {"canary": GateHealth}
 """Probes of a unit that is reached through another gate, which runs the ones above."""
 
-NODE_PROBES: dict[str, type[NodeProbe]] = {
-    "http": HttpProbe,
-    "tcp": TcpProbe,
-    "grpc": GrpcProbe,
-    "exporter": ExporterProbe,
-}
+NODE_PROBES: dict[str, type[NodeProbe]] = {"http": HttpProbe, "tcp": TcpProbe}
 """Probes of a node: those that its configuration names."""
+MORE_NODE_PROBES = ("grpc", "exporter")
+"""Those that an extra has."""

@@ -26,10 +26,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from cellgate.probes import NODE_PROBES, PROBES
+from cellgate.extras import EXTRAS, part_of
+from cellgate.probes import MORE_NODE_PROBES, NODE_PROBES, PROBES
 from cellgate.probes.base import Fetch, FetchError, Net, P, Probe, ProbeContext, Trouble
-from cellgate.probes.exporter import ExporterProbe
-from cellgate.probes.grpc_health import GrpcProbe
 from cellgate.probes.nodes import HttpProbe, NodeProbe, NodeReport, NodeState, NodeTalk, TcpProbe
 from cellgate.router.nouns import (
     Answered,
@@ -159,9 +158,10 @@ def test_the_first_look_waits_for_nothing_but_signs_of_life(probe: Probe, verdic
 NODES: dict[str, NodeProbe] = {
     "http": HttpProbe("http://n:1/health"),
     "tcp": TcpProbe("n:2"),
-    "grpc": GrpcProbe("n:3", "a.B"),
-    "exporter": ExporterProbe("http://n:4/metrics", preset="node"),
 }
+if "node_probes" in EXTRAS:
+    NODES["grpc"] = part_of("node_probes", "grpc").GrpcProbe("n:3", "a.B")
+    NODES["exporter"] = part_of("node_probes", "exporter").ExporterProbe("http://n:4/m", preset="node")
 every_node_probe = pytest.mark.parametrize("probe", NODES.values(), ids=list(NODES))
 lines = st.builds(
     lambda *parts: "".join(parts),
@@ -233,7 +233,9 @@ def examine_node(probe: NodeProbe, looked_at: NodePatient) -> Evidence:
 
 
 def test_every_node_probe_is_examined() -> None:
-    assert {kind: type(probe) for kind, probe in NODES.items()} == NODE_PROBES
+    more = MORE_NODE_PROBES if "node_probes" in EXTRAS else ()
+    assert list(NODES) == [*NODE_PROBES, *more]
+    assert all(type(NODES[kind]) is probe for kind, probe in NODE_PROBES.items())
     assert all(probe.kind == kind for kind, probe in NODES.items())
 
 

@@ -73,6 +73,9 @@ def asks_for(setting: str, tree: Path) -> dict[str, Any]:
     """A configuration with the setting."""
     if setting == "cells[].discover":
         return {"cells": [{"name": "c", "discover": {"from": "lws", "name": "big", "port": 9}}]}
+    if setting.startswith("cells[].units[].nodes[]."):
+        nodes = [{"name": "n", "role": "leader", "probes": [{"probe": "grpc", "address": "127.0.0.1:9"}]}]
+        return {"cells": [{"name": "c", "units": [UNIT | {"nodes": nodes}]}]}
     if setting.startswith("cells[].units[]."):
         unit = UNIT | {setting.rpartition(".")[2]: {"from": "vllm"}}
         return {"cells": [{"name": "c", "units": [unit]}]}

@@ -12,12 +12,13 @@ from h2.config import H2Configuration
 from h2.connection import H2Connection
 from h2.events import StreamEnded
 
+from cellgate.extras import EXTRAS, part_of
 from cellgate.probes.base import Net
-from cellgate.probes.exporter import ExporterProbe
-from cellgate.probes.grpc_health import GrpcProbe
 from cellgate.probes.nodes import HttpProbe, NodeProbe, TcpProbe
+from cellgate.proxy.http import fetch
 from cellgate.proxy.http.fetch import UnitNet
 from cellgate.router.nouns import Evidence, Node, Role, Sign, Strength
+from tests.extras import needs
 from tests.patient import FakePatient, findings_of, reply
 
 GOOD = (Sign.GOOD, Strength.WEAK)
@@ -87,11 +88,17 @@ def tcp(address: str) -> NodeProbe:
 
 
 def grpc(address: str) -> NodeProbe:
-    return GrpcProbe(address, timeout_s=TIMEOUT_S)
+    probe: NodeProbe = part_of("node_probes", "grpc").GrpcProbe(address, timeout_s=TIMEOUT_S)
+    return probe
 
 
 def exporter(address: str) -> NodeProbe:
-    return ExporterProbe(f"http://{address}/metrics", "x > 0", timeout_s=TIMEOUT_S)
+    kind = part_of("node_probes", "exporter").ExporterProbe
+    probe: NodeProbe = kind(f"http://{address}/metrics", "x > 0", timeout_s=TIMEOUT_S)
+    return probe
+
+
+MORE = [pytest.param(probe, marks=needs("node_probes")) for probe in (grpc, exporter)]
 
 
 def says(answer: bytes) -> Talk:
@@ -139,7 +146,7 @@ def health(status: bytes) -> Talk:
     return talk
 
 
-@pytest.mark.parametrize("probe", [http, tcp, grpc, exporter])
+@pytest.mark.parametrize("probe", [http, tcp, *MORE])
 def test_nobody_listens(probe: Callable[[str], NodeProbe]) -> None:
     evidence = look(None, probe)
     assert (evidence.sign, evidence.strength) == (DOUBT if probe is exporter else BAD)
@@ -149,12 +156,13 @@ def test_nobody_listens(probe: Callable[[str], NodeProbe]) -> None:
 @pytest.fixture
 def never_late(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine too busy to fire timers in time is no reason to believe a node."""
-    for late in ("probes.grpc_health._LATE_S", "proxy.http.fetch.LATE_S"):
-        monkeypatch.setattr(f"cellgate.{late}", inf)
+    monkeypatch.setattr(fetch, "LATE_S", inf)
+    if "node_probes" in EXTRAS:
+        monkeypatch.setattr(part_of("node_probes", "grpc"), "_LATE_S", inf)
 
 
 @pytest.mark.usefixtures("never_late")
-@pytest.mark.parametrize("probe", [http, grpc, exporter])
+@pytest.mark.parametrize("probe", [http, *MORE])
 @pytest.mark.parametrize("talk", [is_silent, never_ends, says(b""), says(b"\x80\x81\r\n\r\n" * 100)])
 def test_silence_endlessness_and_nonsense_are_doubts(talk: Talk, probe: Callable[[str], NodeProbe]) -> None:
     evidence = look(talk, probe)
@@ -168,12 +176,17 @@ def test_silence_endlessness_and_nonsense_are_doubts(talk: Talk, probe: Callable
         (page(b"", b"503 Service Unavailable"), http, BAD),
         (says(b"HTTP/1.1 302 Found\r\nlocation: /x\r\ncontent-length: 0\r\n\r\n"), http, BAD),
         (is_silent, tcp, GOOD),
-        (health(b"\1"), grpc, GOOD),
-        (health(b"\2"), grpc, BAD),
-        (page(b"x 0\n"), exporter, GOOD),
-        (page(b"x 1\n"), exporter, BAD),
-        (page(b"y 1\n" * (10 << 18)), exporter, DOUBT),
-        (page(b"y 1\n" * (10 << 18)), grpc, DOUBT),
+        *(
+            pytest.param(*row, marks=needs("node_probes"))
+            for row in (
+                (health(b"\1"), grpc, GOOD),
+                (health(b"\2"), grpc, BAD),
+                (page(b"x 0\n"), exporter, GOOD),
+                (page(b"x 1\n"), exporter, BAD),
+                (page(b"y 1\n" * (10 << 18)), exporter, DOUBT),
+                (page(b"y 1\n" * (10 << 18)), grpc, DOUBT),
+            )
+        ),
     ],
 )
 def test_a_server_that_answers_is_believed(

@@ -17,10 +17,9 @@ from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, create_model
 
-from cellgate.extras import require
-from cellgate.probes import NODE_PROBES
+from cellgate.extras import part_of, require
+from cellgate.probes import MORE_NODE_PROBES, NODE_PROBES
 from cellgate.probes.engines import CANARIES, ENGINES
-from cellgate.probes.exporter import PRESETS, RuleError, parse
 from cellgate.probes.nodes import NodeProbe
 from cellgate.proxy.config import checks
 from cellgate.proxy.config.checks import InvalidValueError, OneOf, weight, word, words
@@ -31,8 +30,8 @@ from cellgate.router.nouns import KvEvents, Node, Role, ServingRole, Unit
 
 an_engine = OneOf("an engine", sorted(ENGINES))
 a_canary = OneOf("a canary", sorted(CANARIES))
-a_probe = OneOf("a probe", sorted(NODE_PROBES))
-a_preset = OneOf("a preset", sorted(PRESETS))
+a_probe = OneOf("a probe", sorted([*NODE_PROBES, *MORE_NODE_PROBES]))
+a_preset = OneOf("a preset", ("dcgm", "neuron", "node"))
 
 
 def a_rule(found: object) -> str:
@@ -40,9 +39,10 @@ def a_rule(found: object) -> str:
     expected = 'a rule such as node_load1 > 100 or increase(errors_total{type="hardware"}) > 0'
     if not isinstance(found, str):
         raise InvalidValueError(expected)
+    exporter = part_of("node_probes", "exporter")
     try:
-        return parse(found).text
-    except RuleError as error:
+        return str(exporter.parse(found).text)
+    except exporter.RuleError as error:
         raise InvalidValueError(expected, error.hint) from None
 
 
@@ -109,7 +109,7 @@ class ProbeKeys(Keys):
 
 def _node_probe(found: object) -> NodeProbe:
     keys = ProbeKeys.model_validate(found)
-    kind = NODE_PROBES[keys.probe]
+    kind = _kind_of_node_probe(keys.probe)
     fields = {
         field.name: field.default
         for field in dataclasses.fields(kind)
@@ -125,6 +125,13 @@ def _node_probe(found: object) -> NodeProbe:
     if "rule" in fields and ("rule" in given) == ("preset" in given):
         raise InvalidValueError("either rule or preset", found="both" if "rule" in given else "neither")
     return kind(**given)
+
+
+def _kind_of_node_probe(name: str) -> type[NodeProbe]:
+    if name in NODE_PROBES:
+        return NODE_PROBES[name]
+    kind: type[NodeProbe] = getattr(part_of("node_probes", name), f"{name.title()}Probe")
+    return kind
 
 
 def _each_of_its_own(probes: list[NodeProbe]) -> list[NodeProbe]:

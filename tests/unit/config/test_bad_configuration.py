@@ -163,13 +163,22 @@ PAGE = "url: 'http://x/m'"
             "probe: grpc, address: 'x:1', service: ''",
             "[0].service: expected a service name, …, found ''",
         ),
-        (f"probe: exporter, {PAGE}", "[0]: expected either rule or preset, found neither"),
-        (
+        pytest.param(
+            f"probe: exporter, {PAGE}",
+            "[0]: expected either rule or preset, found neither",
+            marks=needs("node_probes"),
+        ),
+        pytest.param(
             f"probe: exporter, {PAGE}, preset: dcgm, rule: x > 1",
             "[0]: expected either rule or preset, found both",
+            marks=needs("node_probes"),
         ),
         (f"probe: exporter, {PAGE}, preset: dgcm", "[0].preset: expected a preset: …; did you mean 'dcgm'?"),
-        (f"probe: exporter, {PAGE}, rule: x => 1", "[0].rule: expected a rule such as …; did you mean '>='?"),
+        pytest.param(
+            f"probe: exporter, {PAGE}, rule: x => 1",
+            "[0].rule: expected a rule such as …; did you mean '>='?",
+            marks=needs("node_probes"),
+        ),
         (f"probe: exporter, {PAGE}, rule: 3", "[0].rule: expected a rule such as …, found 3"),
     ],
 )

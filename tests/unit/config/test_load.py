@@ -14,8 +14,6 @@ import pytest
 
 from cellgate.policies import POLICIES
 from cellgate.probes.engines import CANARIES, ENGINES
-from cellgate.probes.exporter import PRESETS, ExporterProbe
-from cellgate.probes.grpc_health import GrpcProbe
 from cellgate.probes.nodes import HttpProbe, TcpProbe
 from cellgate.proxy.cli.terminal import fleet_table
 from cellgate.proxy.config.checks import cgroup_limits, quarter_of_memory
@@ -131,14 +129,7 @@ def test_how_a_node_is_probed_is_read_as_it_says(tmp_path: Path) -> None:
     probes = {
         "probe: http, url: https://n1/": HttpProbe("https://n1/"),
         "probe: tcp, address: n1:29500": TcpProbe("n1:29500"),
-        "probe: grpc, address: n1:9000, service: a.B": GrpcProbe("n1:9000", "a.B"),
-        "probe: exporter, url: 'http://x/m', rule: 'x{a=\"b\"} > 1'": ExporterProbe(
-            "http://x/m", 'x{a="b"} > 1'
-        ),
     }
-    for preset in PRESETS:
-        text = f"probe: exporter, url: 'http://x/m', preset: {preset}"
-        probes[text] = ExporterProbe("http://x/m", preset=preset)
     assert probes_of(tmp_path, *probes) == tuple(probes.values())
 
 

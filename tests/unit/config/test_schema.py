@@ -35,6 +35,7 @@ ALL_KEYS = [
     needs("clusters"),
     needs("guardrail"),
     needs("kv_events"),
+    needs("node_probes"),
     needs("operator"),
     needs("otlp"),
     needs("realtime"),
