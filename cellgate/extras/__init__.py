@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Literal, NamedTuple, get_args
 
 ExtraName = Literal[
+    "answers",
     "clusters",
     "completion",
     "demo",
@@ -48,6 +49,10 @@ class Extra(NamedTuple):
 
 
 EXTRAS: dict[str, Extra] = {
+    "answers": Extra(
+        "takes out units that answer wrongly, by what they say to a known prompt",
+        parts={"plane": "answers.answer_check", "probe": "answers.known_answer"},
+    ),
     "clusters": Extra(
         "finds units in Kubernetes and in Amazon ECS",
         parts={"ecs": "clusters.ecs", "lws": "clusters.lws", "pods": "clusters.pods"},

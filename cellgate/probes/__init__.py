@@ -8,7 +8,6 @@ from cellgate.probes.base import Probe
 from cellgate.probes.canary import Canary
 from cellgate.probes.engine_metrics import EngineMetrics
 from cellgate.probes.fault_status import FaultStatus
-from cellgate.probes.known_answer import KnownAnswer
 from cellgate.probes.nodes import HttpProbe, NodeProbe, TcpProbe
 from cellgate.probes.readiness import GateHealth, PauseProbe, Readiness
 from cellgate.probes.served import EngineVersion, ModelList
@@ -21,7 +20,6 @@ PROBES: dict[str, type[Probe]] = {
     "fault_status": FaultStatus,
     "canary": Canary,
     "version": EngineVersion,
-    "known_answer": KnownAnswer,
 }
 """Probes of a unit as a whole: each unit has all of them."""
 

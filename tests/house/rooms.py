@@ -8,8 +8,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from tests.house.source import Finding, product, uses
 
 ORDER = (
-    "extras/clusters extras/completion extras/demo extras/guardrail extras/kv_events extras/node_probes"
-    " extras/operator extras/otlp extras/planner extras/realtime extras/scaling extras/top extras/web_tokens",
+    "extras/answers extras/clusters extras/completion extras/demo extras/guardrail extras/kv_events"
+    " extras/node_probes extras/operator extras/otlp extras/planner extras/realtime extras/scaling extras/top"
+    " extras/web_tokens",
     "cli",
     "app",
     "workers",

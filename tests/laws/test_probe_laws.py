@@ -46,7 +46,10 @@ from cellgate.router.nouns import (
 )
 from tests.patient import Answer, FakePatient, findings_of, look, reply
 
-every_probe = pytest.mark.parametrize("probe", [kind() for kind in PROBES.values()], ids=list(PROBES))
+ALL = dict(PROBES)
+if "answers" in EXTRAS:
+    ALL["known_answer"] = part_of("answers", "probe").KnownAnswer
+every_probe = pytest.mark.parametrize("probe", [kind() for kind in ALL.values()], ids=list(ALL))
 law = settings(max_examples=60)
 
 statuses = st.sampled_from([200, 204, 301, 400, 404, 405, 429, 500, 501, 503, 599]) | st.integers(100, 999)
@@ -95,7 +98,7 @@ def proofs_of_work(findings: list[Finding]) -> list[Evidence]:
 
 @every_probe
 def test_it_is_known_by_its_name(probe: Probe) -> None:
-    assert PROBES[probe.name] is type(probe)
+    assert ALL[probe.name] is type(probe)
 
 
 @every_probe

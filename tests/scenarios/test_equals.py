@@ -12,6 +12,7 @@ from statistics import fmean
 import pytest
 
 from cellgate.router.nouns import Verdict
+from tests.extras import needs
 from tests.scenarios.equals import Played, Scene, Unit, check, check_mirror
 from tests.scenarios.harness import Stage
 from tests.sim.behaviour import Behaviour
@@ -50,6 +51,7 @@ def flipping(seed: int, *chances: float) -> Stage:
     return stage
 
 
+@needs("answers")
 @pytest.mark.parametrize("seed", [1, 2])
 def test_known_answers_of_units_that_do_not_agree_with_themselves_prove_nothing(seed: int) -> None:
     stage = flipping(seed, *[0.5] * 5)
@@ -58,6 +60,7 @@ def test_known_answers_of_units_that_do_not_agree_with_themselves_prove_nothing(
     assert stage.shots() == []
 
 
+@needs("answers")
 @pytest.mark.parametrize("chance", [0.5, 1.0])
 def test_a_unit_whose_known_answers_differ_more_often_than_those_of_others_goes(chance: float) -> None:
     stage = flipping(1, 0.0, chance, 0.0, 0.0)

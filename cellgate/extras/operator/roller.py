@@ -375,11 +375,14 @@ async def _act(
 
 def _ask_answer(plane: Plane, unit: str) -> None:
     """Ask a unit the known prompt, and some of its cell that have not answered, to compare with."""
+    answers = plane.extras.get("answers")
+    if answers is None:
+        return
     asked = plane.board.units[unit]
     others = [state for state in _beside(plane.board, asked) if state.is_usable()]
     for state in (asked, *others[:COMPARED_WITH]):
         if state.answers is None:
-            plane.answer_check.ask_now(state)
+            answers.ask_now(state)
 
 
 def _number(unit: tuple[str, str]) -> int:
@@ -390,7 +393,7 @@ def _number(unit: tuple[str, str]) -> int:
 
 def _rows(plane: Plane, watched: Collection[str], clock_ms: int) -> Iterator[RollRow]:
     board, now = plane.board, plane.now()
-    nobody_asks = not plane.settings.known_answer.every_s
+    nobody_asks = not plane.settings.known_answer.every_s or "answers" not in plane.extras
     for state in board:
         row = _row(board, state, now, clock_ms)
         if state.unit.name in watched:

@@ -12,7 +12,6 @@ from typing import Any
 
 from cellgate import VERSION
 from cellgate.probes.fault_status import rank_words
-from cellgate.probes.known_answer import RETRY_S
 from cellgate.proxy.ingress.reasons import (
     NOTHING_YET,
     Rotation,
@@ -30,7 +29,7 @@ from cellgate.router.board import RESTART_SUSPECTED_S, Board
 from cellgate.router.cost_model import CostModel
 from cellgate.router.departures import is_draining
 from cellgate.router.health import is_on, shared_fates, spoken, stall_limit_s
-from cellgate.router.known_answers import ANSWER_FAULT, AnswerRecord
+from cellgate.router.known_answers import ANSWER_FAULT, KNOWN_RETRY_S, AnswerRecord
 from cellgate.router.nouns import AGENT, PANIC_MAX_S, Case, Evidence, Hold, Load, Rules, Sign, Verdict
 from cellgate.router.opinions import KNOWN_S, REFUSING_SOURCE
 from cellgate.router.prefill_decode import TransferLink
@@ -328,7 +327,7 @@ def what_comes(state: UnitState, rotation: Rotation, moment: Moment) -> str:
         then=_then(rules),
         hold_left=f"{_hold_left_s(state, moment):.0f} s",
         faults=" and ".join(f"{source} of node {node}" if node else source for node, source in faults),
-        known_s=RETRY_S,
+        known_s=KNOWN_RETRY_S,
         panic_left=f"{max(0.0, PANIC_MAX_S - panic_s):.1f} s",
         suspicion_left=f"{max(0.0, state.restart_suspected_at + RESTART_SUSPECTED_S - moment.now):.1f} s",
     )

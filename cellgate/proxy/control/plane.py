@@ -24,8 +24,6 @@ from cellgate.probes.served import ModelList
 from cellgate.proxy.admission.usage import Accounting
 from cellgate.proxy.config.settings import Peers, Settings, changes_of_unit, secret_of
 from cellgate.proxy.config.sources import RedisSource
-from cellgate.proxy.control.answer_check import AnswerCheck, answer_metrics
-from cellgate.proxy.control.answer_pairs import AnswerPairs
 from cellgate.proxy.control.comparisons import Comparisons
 from cellgate.proxy.control.containment import Containment, poison_metrics
 from cellgate.proxy.control.engine_control import EngineController
@@ -34,7 +32,6 @@ from cellgate.proxy.control.hold_watch import HoldWatch
 from cellgate.proxy.control.last_requests import LastRequests
 from cellgate.proxy.control.link_watch import LinkWatch, split_metrics
 from cellgate.proxy.control.model_capacity import Capacity, Starts
-from cellgate.proxy.control.model_claims import ModelClaims
 from cellgate.proxy.control.prober import Prober
 from cellgate.proxy.control.refusals import Refusals
 from cellgate.proxy.control.refused_canaries import RefusedCanaries
@@ -51,7 +48,14 @@ from cellgate.proxy.ingress.haproxy import Balancers
 from cellgate.proxy.ingress.reports import Orca, UnitRows, as_json, lines, readiness, readyz_headers, unit_row
 from cellgate.proxy.observe.counters import Collect, Continuations, Metrics
 from cellgate.proxy.observe.events import Action, EventLog
-from cellgate.proxy.observe.exposition import Exposition, History, Traffic, node_agent_metrics, tally_metrics
+from cellgate.proxy.observe.exposition import (
+    Exposition,
+    History,
+    Traffic,
+    build_metrics,
+    node_agent_metrics,
+    tally_metrics,
+)
 from cellgate.proxy.observe.gen_ai import GenAiMetrics
 from cellgate.proxy.observe.helpers import Helpers, counted_helpers
 from cellgate.proxy.observe.rare_events import RareEvents
@@ -75,7 +79,8 @@ class Plane:
 
     `publish` is called with whether the gate is ready, and with the body and header lines of /readyz;
     `unit_tls` is for https units. `on_flip` are called for each change of verdict, `on_fleet` for each new
-    fleet, `on_units` when units have changed (True: replicas must have the change before the call returns).
+    fleet, `on_gone` for each unit that is no more, `on_units` when units have changed (True: replicas must
+    have the change before the call returns).
     """
 
     front: Front
@@ -100,7 +105,6 @@ class Plane:
         self.reach, self.helpers = self._make_reach(unit_tls), self._make_helpers()
         self.prober = self._make_prober(rng)
         self.comparisons = Comparisons(self.board, events, self.prober.observe)
-        self.answer_check, self.model_claims = self._make_answer_check(), self._make_model_claims()
         self.stall_watch = StallWatch(self.board, self.prober, events, loop.time)
         self.link_watch = LinkWatch(self.board, events, loop.time)
         self._rare_events = RareEvents(events, loop.time)
@@ -109,7 +113,7 @@ class Plane:
         self.engine_controller = self._make_engine_controller()
         self.containment = self._make_containment()
         self.stored = StoredResponses(self.board, keyed=settings.keys is not None)
-        self.search = ResponseSearch(self.stored, self.board, self._fetch_of)
+        self.search = ResponseSearch(self.stored, self.board, self.fetch_of)
         self.balancers, self.peers = Balancers(), Peers(settings.trusted)
         self.continuations = Continuations(self.metrics.stream_resume, events)
         self.replacement = self._make_replacement()
@@ -120,6 +124,7 @@ class Plane:
         self.orca = Orca(self.board, self.metrics.responses, self.waiting)
         self.on_flip: list[Callable[[Flip], object]] = []
         self.on_fleet: list[Callable[[Fleet], object]] = []
+        self.on_gone, self.on_close = list[Callable[[str], object]](), list[Callable[[], object]]()
         self.on_units: Callable[[bool], None] = lambda _at_once: None
         self.take_over: Callable[[Settings], str] = lambda fresh: self.configure(fresh.fleet)
         self.remember: Callable[[Fleet], None] = lambda _fleet: None
@@ -132,8 +137,7 @@ class Plane:
         self._connect()
 
     def _connect(self) -> None:
-        self.on_flip += (self.metrics.flip, self.containment.flipped, self.answer_check.flipped)
-        self.on_flip.append(self.starts.flipped)
+        self.on_flip += (self.metrics.flip, self.containment.flipped, self.starts.flipped)
         self.ticker.looks += self._looks()
         self._include_metrics()
         for name in attending():
@@ -169,13 +173,14 @@ class Plane:
         return watch
 
     def _make_refused_watch(self) -> RefusedWatch:
-        return RefusedWatch(self.board, self.events, self.prober.observe, self._fetch_of, self.now)
+        return RefusedWatch(self.board, self.events, self.prober.observe, self.fetch_of, self.now)
 
     def _make_engine_controller(self) -> EngineController:
         wait_s = self.settings.timeouts.drain_s
-        return EngineController(self._fetch_of, self.set_drain, self.hold_watch, wait_s)
+        return EngineController(self.fetch_of, self.set_drain, self.hold_watch, wait_s)
 
-    def _fetch_of(self, state: UnitState) -> Fetch:
+    def fetch_of(self, state: UnitState) -> Fetch:
+        """How probes ask a unit."""
         return self.reach.probe_transport(state).fetch
 
     def _make_replacement(self) -> Replacement:
@@ -189,25 +194,13 @@ class Plane:
 
     def _make_prober(self, rng: random.Random) -> Prober:
         settings = self.settings
-        token, known_answer_s = settings.agent_token or "", settings.known_answer.every_s
-        prober = Prober(self.board, self.reach.probe_transport, rng, self._flipped, token, known_answer_s)
+        token = settings.agent_token or ""
+        prober = Prober(self.board, self.reach.probe_transport, rng, self._flipped, token)
         prober.weigh_canary = RefusedCanaries(
             self.board, self.events, prober.look_now, lambda found, use: self.refused_watch.take(found, use)
         ).weighed
         prober.on_load = FullEngines(self.events.add).look
         return prober
-
-    def _make_answer_check(self) -> AnswerCheck:
-        prober = self.prober
-        pairs = AnswerPairs(self.board, self._fetch_of, self.now)
-        check = AnswerCheck(self.board, self.events, prober.observe, prober.look_now, pairs)
-        prober.on_answered, prober.on_corrupted = check.take, check.corrupted
-        return check
-
-    def _make_model_claims(self) -> ModelClaims:
-        claims = ModelClaims(self.board, self.events, self._fetch_of, self.now)
-        self.prober.on_models = claims.take
-        return claims
 
     def _make_containment(self) -> Containment:
         return Containment(
@@ -246,7 +239,7 @@ class Plane:
         self.metrics.include(partial(node_agent_metrics, self.prober.agents))
         self.metrics.include(partial(tally_metrics, self.metrics.workers_tallies))
         self.metrics.include(partial(poison_metrics, self.containment))
-        self.metrics.include(partial(answer_metrics, self.board, self.answer_check))
+        self.metrics.include(partial(build_metrics, self.board))
         self.metrics.include(self.comparisons.metrics)
         self.metrics.include(self.routing.collect)
         for collector in (self.capacity, self.starts, self.helpers):
@@ -297,8 +290,8 @@ class Plane:
             await self.accounting.close()
         self.search.close()
         self.refused_watch.close()
-        self.answer_check.close()
-        self.model_claims.close()
+        for close in self.on_close:
+            close()
         self.prober.close()
         self.reach.close()
 
@@ -363,8 +356,8 @@ class Plane:
         for unit in removed:
             self.prober.stop(unit.name)
             self.reach.leave(old[unit.name])
-            self.answer_check.forget(unit.name)
-            self.model_claims.forget(unit.name)
+            for gone in self.on_gone:
+                gone(unit.name)
         self.reach.renew()
         for unit in (*added, *probed_again):
             self.prober.start(unit)

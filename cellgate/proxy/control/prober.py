@@ -22,7 +22,6 @@ from cellgate.probes.base import Fetch, Net, Probe
 from cellgate.probes.canary import Canary, late_at
 from cellgate.probes.engine_metrics import EngineMetrics
 from cellgate.probes.fault_status import FaultStatus
-from cellgate.probes.known_answer import KnownAnswer
 from cellgate.probes.readiness import VIA_GATE, Readiness
 from cellgate.probes.runner import FEW_TOGETHER_S, TOGETHER_S, Runner, Timers
 from cellgate.probes.served import EngineVersion, ModelList
@@ -101,16 +100,13 @@ class Prober:
         rng: random.Random,
         on_consequence: Callable[[Consequence], None],
         agent_token: str = "",
-        known_answer_s: float = 0.0,
     ) -> None:
         self._board = board
         self._agent_token = agent_token
         self._transport_of = transport_of
         self._rng = rng
         self._on_consequence = on_consequence
-        self._probes = [kind() for kind in PROBES.values() if kind is not KnownAnswer]
-        if known_answer_s:
-            self._probes.append(KnownAnswer(known_answer_s))
+        self._probes = [kind() for kind in PROBES.values()]
         self.on_answered: Callable[[UnitState, Answered], None] = lambda _state, _answered: None
         """Called with each answer of a unit to the known prompt."""
         self.on_corrupted: Callable[[UnitState, float], None] = lambda _state, _count: None
@@ -139,6 +135,10 @@ class Prober:
         """Units whose canaries are late, and when the last one was."""
         self.on_pause: Callable[[UnitState, EnginePause], None] = lambda _state, _said: None
         """Takes what engines say of standing still on purpose."""
+
+    def add(self, probe: Probe) -> None:
+        """One more for each unit that is started from now on."""
+        self._probes.append(probe)
 
     def start(self, unit: Unit) -> None:
         """Start the probes of a unit that is on the Board, or restart them. Needs a running loop."""

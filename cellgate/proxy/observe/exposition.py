@@ -232,6 +232,16 @@ def agent_check_metrics(agent: HaproxyAgent) -> Iterator[Metric]:
     yield counter("agent_check_questions", text, "answer", agent.counts.items())
 
 
+def build_metrics(board: Board) -> Iterator[Metric]:
+    """What units say that they are."""
+    yield gauge(
+        "unit_build_info",
+        "Constant 1; the labels are what the unit's engine says that it is.",
+        ("unit", "cell", "engine", "version", "fingerprint"),
+        (((s.unit.name, s.unit.cell, s.engine, s.build.version, s.build.fingerprint), 1) for s in board),
+    )
+
+
 def node_agent_metrics(agents: Callable[[], Mapping[tuple[str, str], bool]]) -> Iterator[Metric]:
     """The connections to the agents of nodes, by unit and node."""
     yield gauge(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from random import Random
 
 import pytest
@@ -67,14 +68,14 @@ async def test_two_units_that_never_agreed_both_stay_and_it_is_told_once(stage: 
 
 @played(Stage, units=40)
 async def test_answers_that_all_agree_are_not_compared_again_and_a_new_one_is(stage: Stage) -> None:
-    check, compared = stage.gate.plane.answer_check, list[str]()
-    group_of = check._group
+    check, compared = stage.gate.plane.extras["answers"], list[str]()
+    group_of: Callable[..., dict[str, UnitState]] = check._group
 
     def counted(state: UnitState, question: str) -> dict[str, UnitState]:
         compared.append(state.unit.name)
         return group_of(state, question)
 
-    check._group = counted  # type: ignore[method-assign]
+    check._group = counted
     await asyncio.sleep(3 * EVERY_S)
     assert set(compared) == set(stage.engines)
     compared.clear()
@@ -141,7 +142,7 @@ async def test_ten_minutes_of_busy_healthy_units_give_no_false_alarm(stage: Stag
         users = Users(stage, 6)
     await users.leave()
     assert down(stage) == told(stage, "answers_differ") == []
-    counts = stage.gate.plane.answer_check.counts
+    counts = stage.gate.plane.extras["answers"].counts
     assert all(counts[name]["same"] >= 5 and not counts[name]["differs"] for name in stage.engines)
 
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Literal
 
+from cellgate.extras.answers.known_answer import ask_again, known_prompt_apis
 from cellgate.probes.base import Fetch
-from cellgate.probes.known_answer import ask_again, known_prompt_apis
 from cellgate.proxy.observe.events import Action, EventLog
 from cellgate.proxy.observe.text import one_line
 from cellgate.router.board import Board

@@ -1,6 +1,6 @@
 """The known answer: one fixed greedy prompt, always the same, and what the unit says to it.
 
-It proves nothing by itself: router/known_answers.py compares it with what the unit and others have said. Only
+It proves nothing by itself: wrong_answers.py compares it with what the unit and others have said. Only
 an idle unit is asked, because the batch that a prompt is computed in changes the last digits.
 The API of completions is preferred, because a chat template may have the date in it.
 Wire formats: OpenAI's API; log probabilities of completions in OpenAI's own form (vLLM, SGLang), and in that
@@ -19,6 +19,7 @@ import orjson
 from cellgate.probes.base import Fetch, FetchError, ProbeContext, Reply, is_in_use
 from cellgate.probes.canary import idle_s, is_half, model_of
 from cellgate.probes.engines import engine, fingerprint_of, parsed
+from cellgate.router.known_answers import KNOWN_RETRY_S
 from cellgate.router.nouns import (
     BUSY_STATUSES,
     USABLE,
@@ -40,7 +41,6 @@ LIKELY = 5
 _KNOWN_PROMPT_APIS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 """In the order in which they are tried."""
 _KNOWN_PROMPT_NOT_SERVED = frozenset({400, 401, 403, 404, 405, 422, 501})
-RETRY_S = 2.0
 CANARY_TAKES_S = 0.5
 """An idle unit has answered its canary within this time, mostly."""
 KNOWN_PROMPT_FRESH_S = 2.5
@@ -71,7 +71,7 @@ class KnownAnswer:
 
     name: ClassVar[str] = "known_answer"
     every_s: float = 60.0
-    retry_s: float = RETRY_S
+    retry_s: float = KNOWN_RETRY_S
     absent_s: float = 600.0
     timeout_s: float = 10.0
 

@@ -8,18 +8,16 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from math import inf
+from typing import TYPE_CHECKING
 
 from prometheus_client import Metric
 
-from cellgate.probes.known_answer import KnownAnswer
-from cellgate.proxy.control.answer_pairs import AnswerPairs
-from cellgate.proxy.observe.counters import counter, gauge
-from cellgate.proxy.observe.events import Action, EventLog
-from cellgate.router.board import Board, Flip
-from cellgate.router.judge import ANSWER_SOURCE
-from cellgate.router.known_answers import (
-    AnswerRecord,
+from cellgate.extras.answers.answer_pairs import AnswerPairs
+from cellgate.extras.answers.known_answer import KnownAnswer
+from cellgate.extras.answers.model_claims import ModelClaims
+from cellgate.extras.answers.wrong_answers import (
     Doubted,
     alike,
     condemned,
@@ -30,8 +28,16 @@ from cellgate.router.known_answers import (
     recorded,
     why_wrong,
 )
+from cellgate.proxy.observe.counters import counter
+from cellgate.proxy.observe.events import Action, EventLog
+from cellgate.router.board import Board, Flip
+from cellgate.router.judge import ANSWER_SOURCE
+from cellgate.router.known_answers import AnswerRecord
 from cellgate.router.nouns import Answered, Evidence, Sign, Strength, Urgency, Verdict
 from cellgate.router.unit_state import UnitState
+
+if TYPE_CHECKING:
+    from cellgate.proxy.control.plane import Plane
 
 CORRUPTED_EVERY_S = 60.0
 """Corrupted requests of a unit are reported at most once in this time."""
@@ -324,14 +330,7 @@ _CHECK_RESULTS = ("same", "differs")
 
 
 def answer_metrics(board: Board, check: AnswerCheck) -> Iterator[Metric]:
-    """What units say that they are, and whether they say the same."""
-    states, labels = list(board), ("unit", "cell")
-    yield gauge(
-        "unit_build_info",
-        "Constant 1; the labels are what the unit's engine says that it is.",
-        (*labels, "engine", "version", "fingerprint"),
-        (((s.unit.name, s.unit.cell, s.engine, s.build.version, s.build.fingerprint), 1) for s in states),
-    )
+    """Whether units say the same."""
     counts, none = check.counts, Counter[str]()
     yield counter(
         "known_answers",
@@ -339,8 +338,24 @@ def answer_metrics(board: Board, check: AnswerCheck) -> Iterator[Metric]:
         ("unit", "result"),
         (
             ((s.unit.name, result), count)
-            for s in states
+            for s in board
             for result in _CHECK_RESULTS
             if (count := counts.get(s.unit.name, none)[result])
         ),
     )
+
+
+def attend(plane: Plane) -> AnswerCheck:
+    """Begin to ask the units of a control plane, and to compare what they say and claim to serve."""
+    prober, board = plane.prober, plane.board
+    if every_s := plane.settings.known_answer.every_s:
+        prober.add(KnownAnswer(every_s))
+    pairs = AnswerPairs(board, plane.fetch_of, plane.now)
+    check = AnswerCheck(board, plane.events, prober.observe, prober.look_now, pairs)
+    claims = ModelClaims(board, plane.events, plane.fetch_of, plane.now)
+    prober.on_answered, prober.on_corrupted, prober.on_models = check.take, check.corrupted, claims.take
+    plane.on_flip.append(check.flipped)
+    plane.on_gone += [check.forget, claims.forget]
+    plane.on_close += [check.close, claims.close]
+    plane.metrics.include(partial(answer_metrics, board, check))
+    return check

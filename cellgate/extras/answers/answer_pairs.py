@@ -11,11 +11,12 @@ import asyncio
 from collections.abc import Callable
 from typing import NamedTuple
 
+from cellgate.extras.answers.known_answer import ask_again
+from cellgate.extras.answers.wrong_answers import Doubted
 from cellgate.probes.base import Fetch
-from cellgate.probes.known_answer import ask_again
 from cellgate.router.board import Board
 from cellgate.router.equals import Comparison
-from cellgate.router.known_answers import Doubted, is_same
+from cellgate.router.known_answers import is_same
 from cellgate.router.unit_state import UnitState
 
 IN_USE_S, IN_USE_TIMES = 1.0, 60

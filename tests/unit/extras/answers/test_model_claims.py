@@ -9,8 +9,8 @@ from typing import Any
 import orjson
 import pytest
 
+from cellgate.extras.answers.model_claims import ModelClaims
 from cellgate.probes.base import Fetch, Reply
-from cellgate.proxy.control.model_claims import ModelClaims
 from cellgate.proxy.observe.events import EventLog
 from cellgate.router.board import Board
 from cellgate.router.nouns import Cell, Evidence, Fleet, Models, Rules, Served, Sign, Strength, Unit
