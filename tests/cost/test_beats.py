@@ -149,6 +149,40 @@ def of_many(others: int) -> tuple[int, float]:
     return round(mean(costs)), (gate.sent - sent) / 4
 
 
+def first_reading(units: int) -> float:
+    """Bytecodes for each document of another gate, with the tick after it. Its units are as usual."""
+    clock, names = Clock(), Names()
+    redis = SimRedis(cast("Any", clock))
+    gate, writer = Gate("g", units, clock, redis), BeatWriter("p")
+    (cell,) = {state.unit.cell for state in gate.board.units.values()}
+    for unit in gate.board.units:
+        report = UnitReport(
+            unit, cell, "p", Verdict.UP, f"http://{unit}", models=("m",), number=1, itl_s=0.02
+        )
+        writer.take(report, clock.now)
+    gate.beat()
+    redis.sadd(names.gates_of(cell), "p")
+    costs = list[int]()
+    for _ in range(2):
+        clock.now += 0.25
+        beat, due = writer.beat(clock.now, has_prefixes=False)
+        for report in due:
+            redis.hset(names.units_of("p"), report.unit, written(report))
+        redis.set(names.beat("p"), beat, "PX", 750)
+        costs.append(gate.beat())
+    assert gate.link.counts["documents_read"] == units
+    gate.close()
+    return (costs[0] - costs[1]) / units
+
+
+def test_the_first_reading_of_a_gate_costs_what_its_documents_say() -> None:
+    """A document of 33 fields, nearly all of which said nothing, took twice as much."""
+    few, many = first_reading(100), first_reading(1000)
+    print(f"a document: {few:.0f} bytecodes of 100, {many:.0f} of 1,000")
+    assert many <= 1.1 * few
+    assert many <= 1000
+
+
 def test_what_other_gates_tell_costs_a_gate_the_same_however_many_they_are() -> None:
     """All together tell so many changes; more gates tell them more rarely each."""
     (few, few_sent), (many, many_sent) = of_many(16), of_many(63)

@@ -20,7 +20,7 @@ from cellgate.proxy.redis.servers import Command, RedisClient
 from cellgate.proxy.redis.shared_bans import BAN_AGE_S, BANS_MAX, BanWrite
 from cellgate.proxy.redis.signing import CLOCK_S, UNSIGNED, Signer
 
-SLICE, BEATS_AT_ONCE = 32, 64
+SLICE, BEATS_AT_ONCE, DOCUMENTS_AT_ONCE = 32, 64, 128
 MEMBERS_MAX, MEMBERS_AT_ONCE, ROWS_A_TURN = 2_000, 1_000, 500
 """So much is read of an index of gates: of a larger one, which somebody has filled, a part."""
 CELLS_MAX = 1_000
@@ -138,7 +138,7 @@ class RedisCommands:
         are no more), and each with its unit; empty: one that nobody is to believe.
         """
         key = self._names.units_of(gate)
-        (answer,) = await self._client.exchange([("HSCAN", key, cursor, "COUNT", SLICE)])
+        (answer,) = await self._client.exchange([("HSCAN", key, cursor, "COUNT", DOCUMENTS_AT_ONCE)])
         if isinstance(answer, Exception):
             return 0, []
         found = list[tuple[str, bytes]]()

@@ -16,7 +16,7 @@ import re
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from itertools import islice
 from operator import attrgetter
 from typing import Any, NamedTuple, get_args
@@ -162,8 +162,9 @@ class Seen(NamedTuple):
 
 
 def written(report: UnitReport) -> bytes:
-    """The document."""
-    return b'{"v":%d,%b' % (VERSION, orjson.dumps(report)[1:])
+    """The document: what is as usual is left out, for of most units nearly all is."""
+    said = {name: value for name, usual in _WRITTEN if (value := getattr(report, name)) != usual}
+    return b'{"v":%d,%b' % (VERSION, orjson.dumps(said)[1:])
 
 
 def read_report(document: bytes) -> UnitReport | None:
@@ -176,8 +177,12 @@ def read_report(document: bytes) -> UnitReport | None:
         return None
     if not isinstance(found, dict):
         return None
-    names = READERS if found.get("v") == VERSION else CORE
-    taken = {name: value for name in names if (value := READERS[name](found.get(name))) is not None}
+    readers = READERS if found.get("v") == VERSION else _CORE_READERS
+    taken = {
+        name: value
+        for name, raw in found.items()
+        if name in readers and (value := readers[name](raw)) is not None
+    }
     return UnitReport(**taken) if taken.keys() >= {"unit", "cell", "gate", "verdict"} else None
 
 
@@ -255,10 +260,8 @@ def _flag(found: Any) -> bool | None:
 
 
 def _number(found: Any) -> float | None:
-    """A number from 0. JSON has no others than finite ones, but orjson's own ints go further than floats."""
-    if isinstance(found, bool) or not isinstance(found, (int, float)):
-        return None
-    return float(found) if 0 <= found <= _LARGEST and math.isfinite(found) else None
+    """A number from 0; true and false are none."""
+    return float(found) if type(found) in (float, int) and 0 <= found <= _LARGEST else None
 
 
 def _share(found: Any) -> float | None:
@@ -267,7 +270,7 @@ def _share(found: Any) -> float | None:
 
 
 def read_count(found: Any) -> int | None:
-    return found if isinstance(found, int) and _number(found) is not None else None
+    return found if type(found) is int and 0 <= found <= _LARGEST else None
 
 
 def _verdict(found: Any) -> Verdict | None:
@@ -279,7 +282,7 @@ def _hold(found: Any) -> HoldKind | None:
 
 
 def _role(found: Any) -> ServingRole | None:
-    return next((role for role in get_args(ServingRole) if role == found), None)
+    return _ROLES.get(found) if isinstance(found, str) else None
 
 
 def _models(found: Any) -> tuple[str, ...] | None:
@@ -289,6 +292,7 @@ def _models(found: Any) -> tuple[str, ...] | None:
 
 
 _HOLDS = {kind.value: kind for kind in HoldKind}
+_ROLES: Mapping[str, ServingRole] = {role: role for role in get_args(ServingRole)}
 _REPORT_VERDICTS = {verdict.value: verdict for verdict in Verdict}
 _READ_BY_NAME: Mapping[str, Callable[[Any], Any]] = {
     **dict.fromkeys(("unit", "cell", "gate"), _name),
@@ -310,6 +314,9 @@ READERS = {
     for each in fields(UnitReport)
 }
 """What each field of a document is read by; a field that is wrong is none."""
+_CORE_READERS = {name: READERS[name] for name in CORE}
+_WRITTEN = [(each.name, each.default if each.name not in CORE else MISSING) for each in fields(UnitReport)]
+"""The fields of a document, and what is as usual. The core is always there."""
 
 
 # The heartbeat of a gate: one small JSON document with what has changed of its units. Pure.
@@ -623,10 +630,9 @@ class BeatReader:
         self._clocks: dict[str, _Clock] = {}
         self.behind: dict[str, MissedBeats] = {}
 
-    def restart(self) -> None:
-        """Redis may have been away: beats may have been missed."""
-        self._numbers.clear()
-        self.behind.clear()
+    def forget(self, gate: str) -> None:
+        """What its beats and documents have said does not hold any more."""
+        self._numbers.pop(gate, None)
 
     def knows(self, gate: str) -> bool:
         """Whether a beat of that gate was read."""
@@ -654,7 +660,10 @@ class BeatReader:
         received = ReceivedBeat(beat, clock.written_at(at_s, now, self._expiry_s), beat.since(last))
         clock.looked_at = asked_at
         if last is None or not last <= beat.number <= last + WINDOW:
-            self.behind[beat.gate] = MissedBeats(beat.number + DOCUMENT_BEATS)
+            # Of the same process what was heard meanwhile still is what was said last of some units.
+            before = self.behind.get(beat.gate) if last is not None and beat.number > last else None
+            latest = before.latest if before is not None else {}
+            self.behind[beat.gate] = MissedBeats(beat.number + DOCUMENT_BEATS, latest=latest)
         if (behind := self.behind.get(beat.gate)) is not None:
             behind.hear(received)
         return received

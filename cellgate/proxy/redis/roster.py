@@ -50,6 +50,10 @@ class Roster:
         self._silent_at = math.inf
         """When the first of them may have been silent for too long."""
         self._totals: dict[str, _Total] = {}
+        self._summed: frozenset[str] = frozenset()
+        """The gates of which these are the sums."""
+        self._aside: tuple[frozenset[str], dict[str, _Total]] = frozenset(), {}
+        """Those of before: where this gate was late, all others were silent and are not, in a moment."""
         self._lives: dict[str, tuple[float, str] | None] = {}
         """By unit: what was asked of it last, kept with each change: of many gates, one has changed."""
         self._changed: dict[str, None] = {}
@@ -60,6 +64,8 @@ class Roster:
         """The verdicts that others here were told of last."""
         self._dropped: dict[RosterKey, float] = {}
         """When the reports ended whose verdicts are still known."""
+        self._ended: set[str] = set()
+        """Gates whose reports were ended here, and not by themselves."""
 
     def answered(self, now: float) -> None:
         """Redis has answered."""
@@ -130,13 +136,20 @@ class Roster:
         """These missing gates do not answer either, or are not ready: their old reports end."""
         for key in [key for key in self._missed_keys(now) if key[1] in gates]:
             self._drop(key, now)
+            self._ended.add(key[1])
 
     def forget(self, before: float) -> None:
         """Drop the reports of gates that have said nothing since then."""
         for gate in [gate for gate in self._gates if self._spoke_at(gate) < before]:
             for unit in list(self._gates[gate]):
                 self._drop((unit, gate), before)
+            self._ended.add(gate)
         self._beat_at = {gate: at for gate, at in self._beat_at.items() if at >= before}
+
+    def take_ended(self) -> set[str]:
+        """The gates of which less is known than they have told: of one that goes on, all is read again."""
+        ended, self._ended = self._ended, set()
+        return ended
 
     def forget_verdicts(self, before: float) -> None:
         """Those of reports that had ended by then."""
@@ -152,8 +165,9 @@ class Roster:
     def remote_load(self, unit: str, now: float) -> RemoteLoad:
         """What the other gates report of it. Old reports do not count."""
         self._prune(now)
-        if unit not in self._units:
+        if unit not in self._units or not self._fresh:
             return NO_REMOTE_LOAD
+        self._sum_fresh()
         total = self._totals.get(unit)
         if total is None:
             total = self._totals[unit] = _Total()
@@ -199,8 +213,9 @@ class Roster:
         return set(self._units)
 
     def gates(self, now: float) -> set[str]:
-        """The gates whose reports are recent."""
-        return {gate for gate in self._gates if now - self._spoke_at(gate) <= self._patience_s}
+        """The gates that have said something recently, be it that nothing has changed."""
+        spoke_at = self._beat_at | {gate: self._spoke_at(gate) for gate in self._gates}
+        return {gate for gate, at in spoke_at.items() if now - at <= self._patience_s}
 
     def _missed_keys(self, now: float) -> Iterator[RosterKey]:
         if self._answering_since is None or now - self._answering_since < self._patience_s:
@@ -220,28 +235,47 @@ class Roster:
             return
         for gate in [gate for gate in self._fresh if now - self._spoke_at(gate) > self._patience_s]:
             self._fresh.discard(gate)
-            self._change_all(gate)
+            self._changed |= self._gates.get(gate, {})
         self._silent_at = min(map(self._spoke_at, self._fresh), default=math.inf) + self._patience_s
 
     def _freshen(self, gate: str) -> None:
         if gate not in self._fresh and gate in self._gates:
             self._fresh.add(gate)
             self._silent_at = min(self._silent_at, self._spoke_at(gate) + self._patience_s)
-            self._change_all(gate)
+            self._changed |= self._gates[gate]
+
+    def _sum_fresh(self) -> None:
+        """Have the sums be those of the gates that count now."""
+        if self._summed == self._fresh:
+            return
+        before, (gates, totals) = (self._summed, self._totals), self._aside
+        changed, self._summed = self._summed ^ self._fresh, frozenset(self._fresh)
+        if gates == self._fresh:
+            self._aside, self._totals = before, totals
+        elif len(changed) <= FEW:
+            for gate in changed:
+                self._change_all(gate)
+        else:
+            self._aside, self._totals = before, {}
 
     def _change_all(self, gate: str) -> None:
         """What a gate says of its units begins or ends to count."""
+        begins = gate in self._fresh
         for unit in self._gates.get(gate, ()):
-            self._totals.pop(unit, None)
-            if _has_load(self._units[unit][gate][0]):
-                self._changed[unit] = None
+            report, total = self._units[unit][gate][0], self._totals.get(unit)
+            if total is None or not _has_load(report):
+                continue
+            if not total.change(*((_NO_REPORT, report) if begins else (report, _NO_REPORT))):
+                del self._totals[unit]
 
     def _recount(self, unit: str, gate: str, report: UnitReport | None, at: float = 0.0) -> None:
         """A gate is about to say that of a unit, or nothing any more."""
         total, known = self._totals.get(unit), self._units.get(unit, {}).get(gate)
-        if total is not None and gate in self._fresh:
+        self._aside[1].pop(unit, None)
+        if total is not None and (gate in self._summed or gate in self._fresh):
             old = known[0] if known is not None else _NO_REPORT
-            if not total.change(old, report if report is not None else _NO_REPORT):
+            is_summed = self._summed == self._fresh
+            if not is_summed or not total.change(old, report if report is not None else _NO_REPORT):
                 del self._totals[unit]
         if unit in self._lives:
             best, life_age_s = self._lives[unit], report.life_age_s if report is not None else None
@@ -270,7 +304,7 @@ class Roster:
         gates.pop(gate, None)
         units.pop(unit, None)
         if not gates:
-            for known in (self._units, self._totals, self._lives):
+            for known in (self._units, self._totals, self._lives, self._aside[1]):
                 known.pop(unit, None)
         if not units and self._gates.pop(gate, None) is not None:
             del self._said_at[gate]
@@ -279,6 +313,8 @@ class Roster:
         self._changed[unit] = None
 
 
+FEW = 4
+"""Of so many gates that begin or end to count the sums are changed, and not made anew."""
 _NO_REPORT = UnitReport("", "", "", Verdict.UP)
 
 

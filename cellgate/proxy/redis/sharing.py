@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain, islice
-from math import ceil
+from math import ceil, inf
 from secrets import token_hex
 from typing import Any, NamedTuple
 
@@ -48,23 +48,34 @@ from cellgate.router.nouns import Evidence, Sign, Strength, Verdict
 from cellgate.router.prefix import ProvenPrefixes, RemotePrefixes
 from cellgate.router.unit_state import UnitState
 
-BEATS_READ, DOCUMENTS_READ, DOCUMENTS_MAX = 256, 256, 20_000
-"""So many of other gates are read in one heartbeat at most; and so many documents of one gate in one go."""
+BEATS_READ, DOCUMENTS_MAX = 256, 20_000
+"""So many heartbeats are read in one look at most; and so many documents of one gate."""
+DOCUMENTS_READ, DOCUMENTS_S = 2048, 0.05
+"""So many documents are read in one look at most, and for so long: who takes longer for a look than others
+for some heartbeats takes them for silent.
+"""
+KEPT_LOOKS = 20
+"""What was read of a gate is known for so many looks without a heartbeat of it: it may only be late."""
 LARGE_BYTES, LOUD_S = 65_536, 10.0
 """Of a gate whose heartbeat is larger than that and says nothing, none is read for so long."""
 
 
 @dataclass(slots=True)
 class _Reading:
-    """All documents of one gate, of which something was missed: those that were read, since when, and where
-    the next ones begin.
+    """All documents of one gate, of which something was missed: those that were read, since when, whether
+    each has what was missed, and where the next ones begin.
     """
 
     behind: MissedBeats
-    is_again: bool
-    since: float
+    since: float = -inf
+    has_missed: bool = False
     units: set[str] = field(default_factory=set)
     cursor: int = 0
+
+    def begin(self, received: ReceivedBeat) -> None:
+        """The first ones are about to be read. Of many gates some wait for long, and are read but once."""
+        if self.since == -inf:
+            self.since, self.has_missed = received.at, received.beat.number >= self.behind.again_at
 
 
 class ReportReading:
@@ -91,12 +102,13 @@ class ReportReading:
         """For how many looks a gate of the index had no beat."""
 
     def restart(self) -> None:
-        """Redis may have been away."""
-        self._beats.restart()
+        """Redis may have been away, or be another one. What was missed is known by the numbers of beats."""
         self._readings.clear()
 
     async def read(self, commands: RedisCommands, gates: Collection[str]) -> Mapping[str, Beat]:
         """Take over all that is new of these gates, without this one; returns the beats, by gate."""
+        for gate in self._roster.take_ended():
+            self._beats.forget(gate)
         asked = self._asked(gates)
         beats = await self._read_beats(commands, asked)
         for gate in asked:
@@ -104,10 +116,13 @@ class ReportReading:
                 self.absent.pop(gate, None)
             else:
                 self.absent[gate] = self.absent.get(gate, 0) + 1
+        late = {gate for gate, looks in self.absent.items() if looks < KEPT_LOOKS}
+        self._beats.keep(beats.keys() | late)
         self._roster.answered(self._now())
-        await self._read_documents(commands, beats)
+        # What is new first: the documents of many gates take minutes.
         for received in beats.values():
             await self._take(received)
+        await self._read_documents(commands, beats)
         return {gate: received.beat for gate, received in beats.items()}
 
     def _asked(self, gates: Collection[str]) -> list[str]:
@@ -139,38 +154,49 @@ class ReportReading:
                 self._counts["beats_read"] += 1
             elif document is not None:
                 self._counts["documents_refused"] += 1
-        self._beats.keep(found.keys())
         return found
 
     async def _read_documents(self, commands: RedisCommands, beats: Mapping[str, ReceivedBeat]) -> None:
         """Some of the gates of which something was missed, one gate after the other: an exchange that takes
-        longer than some heartbeats misses more of them, and all is read again.
+        longer than some heartbeats misses more of them.
         """
         self._begin(beats)
-        left = DOCUMENTS_READ
-        while left > 0 and self._readings:
-            gate, reading = next(iter(self._readings.items()))
-            reading.cursor, found = await commands.documents(gate, reading.cursor)
-            for unit, document in found:
-                self._take_document(reading, beats[gate], unit, document)
-            left -= max(1, len(found))
-            if not reading.cursor or len(reading.units) > DOCUMENTS_MAX:
-                self._end(gate, reading)
+        left, ends_at = DOCUMENTS_READ, self._now() + DOCUMENTS_S
+        for gate in [gate for gate in self._readings if gate in beats]:
+            reading = self._readings[gate]
+            while gate in self._readings:
+                if left <= 0 or self._now() >= ends_at:
+                    return
+                reading.begin(beats[gate])
+                left -= max(1, await self._read_some(commands, reading, beats[gate]))
+
+    async def _read_some(self, commands: RedisCommands, reading: _Reading, received: ReceivedBeat) -> int:
+        """The next documents of one gate; how many."""
+        gate = received.beat.gate
+        reading.cursor, found = await commands.documents(gate, reading.cursor)
+        for number, (unit, document) in enumerate(found, 1):
+            self._take_document(reading, received, unit, document)
+            if number % SLICE == 0:
+                await asyncio.sleep(0)
+        if not reading.cursor or len(reading.units) > DOCUMENTS_MAX:
+            self._end(gate, reading)
+        return len(found)
 
     def _begin(self, beats: Mapping[str, ReceivedBeat]) -> None:
-        for gate in [gate for gate in self._readings if gate not in beats]:
+        for gate in self._readings.keys() - self._beats.behind.keys():
             del self._readings[gate]
         for gate, behind in self._beats.behind.items():
-            reading, received = self._readings.get(gate), beats[gate]
-            is_again = received.beat.number >= behind.again_at
-            if (reading is None or reading.behind is not behind) and (is_again or not behind.is_read):
-                self._readings[gate] = _Reading(behind, is_again, received.at)
+            reading, received = self._readings.get(gate), beats.get(gate)
+            if received is None or (reading is not None and reading.behind is behind):
+                continue
+            if not behind.is_read or received.beat.number >= behind.again_at:
+                self._readings[gate] = _Reading(behind)
 
     def _end(self, gate: str, reading: _Reading) -> None:
         """All documents of a gate were read. Of one that has none Redis may have lost them."""
         del self._readings[gate]
         reading.behind.is_read = True
-        if reading.is_again and reading.units and self._beats.behind.get(gate) is reading.behind:
+        if reading.has_missed and reading.units and self._beats.behind.get(gate) is reading.behind:
             del self._beats.behind[gate]
             self._roster.drop_others(gate, reading.units, reading.since)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import asdict, fields, replace
 from math import ceil, inf
 from pathlib import Path
@@ -17,6 +17,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cellgate.proxy.redis import roster as roster_module
+from cellgate.proxy.redis import sharing
 from cellgate.proxy.redis.reports import (
     CORE,
     DOCUMENT_BEATS,
@@ -37,7 +39,7 @@ from cellgate.proxy.redis.reports import (
     written,
 )
 from cellgate.proxy.redis.roster import Roster
-from cellgate.proxy.redis.sharing import ReportReading
+from cellgate.proxy.redis.sharing import DOCUMENTS_S, ReportReading
 from cellgate.router.nouns import Ask, Evidence, Load, Sign, Strength, Unit, Verdict
 from tests.unit.router.fleets import board_up
 
@@ -142,6 +144,8 @@ def test_a_desk_is_written_as_it_is() -> None:
 # Heartbeats with what has changed: a reader knows all that the writer knows, as long as it misses few.
 
 BEAT_S, EXPIRY_S = 0.25, 0.75
+AT_ONCE = 50
+"""Documents, as this Redis gives them."""
 
 
 def report(unit: str = "u1", **fields: Any) -> UnitReport:
@@ -158,6 +162,7 @@ class Gates:
         self.reading = ReportReading(self.roster, lambda: self.now, EXPIRY_S, self.counts, lambda *_: None)
         self.reports = {each.unit: each for each in reports}
         self.documents: dict[str, UnitReport] = {}
+        self.at_documents: Callable[[], object] = lambda: None
         self.write()
 
     def write(self, beats: int = 1) -> dict[str, Any]:
@@ -183,8 +188,10 @@ class Gates:
         for gate in gates:
             yield gate, self.text
 
-    async def documents_of(self, _gate: str, _cursor: int) -> tuple[int, list[tuple[str, bytes]]]:
-        return 0, [(unit, written(each)) for unit, each in self.documents.items()]
+    async def documents_of(self, _gate: str, cursor: int) -> tuple[int, list[tuple[str, bytes]]]:
+        self.at_documents()
+        found = [(unit, written(each)) for unit, each in self.documents.items()][cursor:]
+        return (cursor + AT_ONCE) * (len(found) > AT_ONCE), found[:AT_ONCE]
 
     def read(self) -> int:
         """A look at Redis; how many documents were read."""
@@ -265,6 +272,80 @@ def test_a_redis_that_has_lost_the_documents_of_a_gate_takes_none_of_its_units()
     gates.writer.restart()
     gates.write()
     assert gates.read() == 2
+
+
+def test_a_gate_is_heard_and_its_news_counts_before_its_documents_are_read() -> None:
+    """Those of 63 gates before 1,000 units take so long that each look was too late for the next one."""
+    gates, heard = Gates(*(report(f"u{number}") for number in range(3 * AT_ONCE))), list[int]()
+    gates.at_documents = lambda: heard.append(len(gates.roster.gates(gates.now)))
+    gates.read()
+    assert set(heard) == {1}, "by its first heartbeat, which says nothing"
+    gates.reports["u1"] = report("u1", in_flight=3)
+    gates.write(2 * WINDOW)
+    gates.at_documents = lambda: heard.append(gates.roster.remote_load("u1", gates.now).in_flight)
+    heard.clear()
+    gates.reports["u1"] = report("u1", in_flight=4)
+    gates.write()
+    gates.read()
+    assert set(heard) == {4}
+
+
+def test_a_look_at_slow_documents_ends_and_the_next_one_goes_on_where_it_ended() -> None:
+    gates = Gates(*(report(f"u{number}") for number in range(4 * AT_ONCE)))
+
+    def take_long() -> None:
+        gates.now += 0.6 * DOCUMENTS_S
+
+    gates.at_documents = take_long
+    assert [gates.read() for _ in range(3)] == [2 * AT_ONCE, 2 * AT_ONCE, 0]
+
+
+def test_of_a_gate_that_waited_for_its_turn_until_its_documents_have_all_they_are_read_once() -> None:
+    gates = Gates(report("u1"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sharing, "DOCUMENTS_READ", 0)
+        for _ in range(DOCUMENT_BEATS + 1):
+            assert gates.read() == 0
+            gates.write()
+    assert [gates.read() for _ in range(2 * DOCUMENT_BEATS) if gates.write() is not None] == [
+        1,
+        *[0] * (2 * DOCUMENT_BEATS - 1),
+    ]
+
+
+def test_a_heartbeat_that_comes_late_or_a_new_connection_has_no_document_read_again() -> None:
+    gates = Gates(report("u1"))
+    for _ in range(2 * DOCUMENT_BEATS):
+        gates.write()
+        gates.read()
+    text, gates.text = gates.text, b""
+    assert gates.read() == 0
+    gates.text = text
+    gates.reports["u1"] = report("u1", in_flight=3)
+    gates.write(WINDOW - 1)
+    gates.reading.restart()
+    assert gates.read() == 0
+    assert gates.known() == gates.reports
+
+
+@pytest.mark.parametrize("is_forgotten", [True, False])
+def test_a_gate_whose_reports_were_ended_here_is_read_again_when_it_goes_on(is_forgotten: bool) -> None:
+    """It was frozen for a second, and its next heartbeat follows the last one."""
+    gates = Gates(report("u1"))
+    for _ in range(2 * DOCUMENT_BEATS):
+        gates.write()
+        gates.read()
+    gates.now += 1.0
+    gates.text = b""
+    gates.read()
+    if is_forgotten:
+        gates.roster.forget(gates.now)
+    else:
+        gates.roster.not_ready({"g1"}, gates.now)
+    assert gates.known() == {}
+    gates.write()
+    assert gates.read() == 1
+    assert gates.known() == gates.reports
 
 
 def test_of_many_gates_each_tells_fewer_changes_of_load_at_a_time_the_oldest_first_and_all_else_at_once() -> (
@@ -409,8 +490,12 @@ def test_a_report_holds_as_long_as_its_gate_has_a_beat() -> None:
     assert roster.remote_load("u1", 20.8).in_flight == 0
 
 
+@pytest.mark.parametrize("few", [0, 1, 4])
 @pytest.mark.parametrize("seed", range(10))
-def test_what_is_kept_of_a_unit_is_what_all_its_reports_say_together(seed: int) -> None:
+def test_what_is_kept_of_a_unit_is_what_all_its_reports_say_together(
+    seed: int, few: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(roster_module, "FEW", few)
     rng, now = Random(seed), 1000.0
     roster = Roster("me")
     for _ in range(600):
