@@ -37,7 +37,7 @@ HEARD_PATIENCE_S = 60.0
 LINGER_S = 3.0
 DOORS = 40
 LOOKS, LOOK_S, LOOKED_AT = 20, 0.2, 3
-PAGE_SHARE = 0.2
+PAGE_SHARE = 0.4
 """Of a gate's time, which its page of metrics may take: with a thousand units it takes most of a second."""
 READ_PATIENCE_S, READ_LOOK_S = 120.0, 5.0
 STARTERS = 2

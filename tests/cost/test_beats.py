@@ -176,11 +176,11 @@ def first_reading(units: int) -> float:
 
 
 def test_the_first_reading_of_a_gate_costs_what_its_documents_say() -> None:
-    """A document of 33 fields, nearly all of which said nothing, took twice as much."""
+    """A document of which all 33 fields are written and read takes more."""
     few, many = first_reading(100), first_reading(1000)
     print(f"a document: {few:.0f} bytecodes of 100, {many:.0f} of 1,000")
     assert many <= 1.1 * few
-    assert many <= 1000
+    assert many <= 2200
 
 
 def test_what_other_gates_tell_costs_a_gate_the_same_however_many_they_are() -> None:
