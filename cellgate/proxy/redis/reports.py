@@ -163,7 +163,7 @@ class Seen(NamedTuple):
 
 def written(report: UnitReport) -> bytes:
     """The document: what is as usual is left out, for of most units nearly all is."""
-    said = {name: value for name, usual in _WRITTEN if (value := getattr(report, name)) != usual}
+    said = {name: value for name, usual in _WRITTEN_FIELDS if (value := getattr(report, name)) != usual}
     return b'{"v":%d,%b' % (VERSION, orjson.dumps(said)[1:])
 
 
@@ -282,7 +282,7 @@ def _hold(found: Any) -> HoldKind | None:
 
 
 def _role(found: Any) -> ServingRole | None:
-    return _ROLES.get(found) if isinstance(found, str) else None
+    return _SERVING_ROLES.get(found) if isinstance(found, str) else None
 
 
 def _models(found: Any) -> tuple[str, ...] | None:
@@ -292,7 +292,7 @@ def _models(found: Any) -> tuple[str, ...] | None:
 
 
 _HOLDS = {kind.value: kind for kind in HoldKind}
-_ROLES: Mapping[str, ServingRole] = {role: role for role in get_args(ServingRole)}
+_SERVING_ROLES: Mapping[str, ServingRole] = {role: role for role in get_args(ServingRole)}
 _REPORT_VERDICTS = {verdict.value: verdict for verdict in Verdict}
 _READ_BY_NAME: Mapping[str, Callable[[Any], Any]] = {
     **dict.fromkeys(("unit", "cell", "gate"), _name),
@@ -315,7 +315,9 @@ READERS = {
 }
 """What each field of a document is read by; a field that is wrong is none."""
 _CORE_READERS = {name: READERS[name] for name in CORE}
-_WRITTEN = [(each.name, each.default if each.name not in CORE else MISSING) for each in fields(UnitReport)]
+_WRITTEN_FIELDS = [
+    (each.name, each.default if each.name not in CORE else MISSING) for each in fields(UnitReport)
+]
 """The fields of a document, and what is as usual. The core is always there."""
 
 

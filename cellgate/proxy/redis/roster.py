@@ -252,7 +252,7 @@ class Roster:
         changed, self._summed = self._summed ^ self._fresh, frozenset(self._fresh)
         if gates == self._fresh:
             self._aside, self._totals = before, totals
-        elif len(changed) <= FEW:
+        elif len(changed) <= SUMS_CHANGED:
             for gate in changed:
                 self._change_all(gate)
         else:
@@ -313,7 +313,7 @@ class Roster:
         self._changed[unit] = None
 
 
-FEW = 4
+SUMS_CHANGED = 4
 """Of so many gates that begin or end to count the sums are changed, and not made anew."""
 _NO_REPORT = UnitReport("", "", "", Verdict.UP)
 

@@ -495,7 +495,7 @@ def test_a_report_holds_as_long_as_its_gate_has_a_beat() -> None:
 def test_what_is_kept_of_a_unit_is_what_all_its_reports_say_together(
     seed: int, few: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(roster_module, "FEW", few)
+    monkeypatch.setattr(roster_module, "SUMS_CHANGED", few)
     rng, now = Random(seed), 1000.0
     roster = Roster("me")
     for _ in range(600):
