@@ -60,6 +60,7 @@ class FakePatient:
     verdict: Verdict = Verdict.UP
     in_flight: int = 0
     rests: float = 1.0
+    is_of_many: bool = False
     progress_at: float = 0.0
     answered_at: float = 0.0
     is_peers_turn: bool = False

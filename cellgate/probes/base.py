@@ -166,6 +166,11 @@ class ProbeContext(Protocol):
         """Whether it may rest: only an idle unit of a large fleet may."""
         ...
 
+    @property
+    def is_of_many(self) -> bool:
+        """Whether it is one of a large fleet, in which what is asked of each adds up."""
+        ...
+
     def rest(self, at: float) -> float:
         """How many times as long as usual the pause that began then may be; 1 of a unit that is not calm."""
         ...

@@ -30,6 +30,8 @@ _LINES = "lines"
 _EPOCH = "epoch"
 """Note: when the youngest process seen was born, as it was written."""
 
+_ROOMY = 0.5
+"""While less of a unit's KV cache is in use, it takes more than some seconds to be full."""
 _LIMIT_BYTES = 4 << 20
 _NUMBER_MAX = 2.0**53
 """Beyond it a float no longer counts in ones: no engine has so many requests, tokens or steps."""
@@ -38,8 +40,8 @@ _NUMBER_MAX = 2.0**53
 @dataclass(frozen=True, slots=True)
 class EngineMetrics:
     """Asks every `period_s`; every `unknown_s` a suspect, whose canary may wait for requests of others; every
-    `idle_s` a unit without work, which readiness looks at meanwhile; every `absent_s` one that has shown no
-    engine's numbers for some looks.
+    `idle_s` a unit without work, which readiness looks at meanwhile, and one of a large fleet that works for
+    this gate alone and shows that; every `absent_s` one that has shown no engine's numbers for some looks.
 
     A look that brings no reply is soon repeated: the next one may show the unit's next epoch.
     """
@@ -60,9 +62,20 @@ class EngineMetrics:
             return last_at + (self.absent_s if absences >= _ABSENT_LOOKS else self.period_s)
         if context.verdict is Verdict.SUSPECT:
             return last_at + self.unknown_s
-        is_idle = context.verdict is Verdict.UP and context.load is not None and not is_in_use(context)
-        return last_at + (
-            rested_s(context, context.fetch, last_at, self.idle_s, REST_LONG_S) if is_idle else self.period_s
+        load = context.load
+        if context.verdict is not Verdict.UP or load is None:
+            return last_at + self.period_s
+        if not is_in_use(context):
+            return last_at + rested_s(context, context.fetch, last_at, self.idle_s, REST_LONG_S)
+        return last_at + (self.idle_s if self._tells_little(context, load) else self.period_s)
+
+    def _tells_little(self, context: ProbeContext, load: Load) -> bool:
+        """Whether its answers show as much of it: all its work is known here, none waits, nothing is full."""
+        return (
+            context.is_of_many
+            and context.now() - context.progress_at < self.period_s
+            and not (load.foreign or load.waiting)
+            and load.kv_use < _ROOMY
         )
 
     def page(self, context: ProbeContext) -> PageGet:

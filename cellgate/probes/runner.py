@@ -40,8 +40,8 @@ JITTER = 0.1
 JITTER_MAX_S = 0.25
 """And by no more than this: gates that take turns rely on it (`YIELD_S` in canary.py)."""
 REST_JITTER, RESTED_JITTER = 0.25, 0.04
-"""The same while its unit begins to rest: many do at about the same time; and later, when they have drifted
-apart and pauses are at their longest."""
+"""The same of long pauses in a large fleet while its unit begins to rest: many do at about the same time; and
+later, when they have drifted apart and pauses are at their longest."""
 BEGINS_TO_REST = 4.0
 """Until its pauses may be so many times as long as usual."""
 TOGETHER_S, FEW_TOGETHER_S = 0.01, 0.1
@@ -184,7 +184,7 @@ class Runner:
         pause_s = due_at - now
         if 0.0 < pause_s <= RARE_S:
             if not self._nudged:
-                if self.context.is_calm:
+                if self.context.is_calm or (pause_s >= REST_MAX_S and self.context.is_of_many):
                     is_young = pause_s < 0.9 * REST_MAX_S or self.context.rest(self._last_at) < BEGINS_TO_REST
                     most_s = (REST_JITTER if is_young else RESTED_JITTER) * pause_s
                 else:

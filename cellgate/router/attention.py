@@ -26,7 +26,7 @@ ROUND_TICKS = 1000
 """Four minutes."""
 USUAL_S = 30.0
 """What is usual of all units of a large fleet is looked at so often."""
-REST_PART = 0.125
+REST_PART = 0.5
 """A unit that is not looked at rests: between two questions so much of the time passes that it has rested."""
 REST_AFTER_S = 1.0 / REST_PART
 """So long it is asked as often as others."""
@@ -37,8 +37,8 @@ one moment, the questions would come before the first tokens.
 _UP = Verdict.UP
 STAYS_S = 5.0
 """So long a unit is looked at after something was said of it."""
-STILL_LOAD = 0.01
-"""Means that are less change nothing any more."""
+STILL_LOAD, STILL_ERRORS = 0.05, 0.01
+"""Means that are less change nothing any more: of requests, which count as none then, and of errors."""
 
 
 class Attention:
@@ -91,9 +91,9 @@ class Attention:
     def _wake(self, state: UnitState, until: float) -> None:
         if self._until.get(state, -1.0) < until:
             self._until[state] = until
-            if state.calm_since < inf:
-                self._woken.append((state, state.calm_since))
-                state.calm_since = inf
+        if state.calm_since < inf:
+            self._woken.append((state, state.calm_since))
+            state.calm_since = inf
 
     def tell(self, state: UnitState) -> None:
         """Something is known of a unit that others may want to hear; it goes on resting."""
@@ -108,11 +108,13 @@ class Attention:
         return list(news | self._until)
 
     def woken(self, now: float) -> list[UnitState]:
-        """Some of the units that rested, and are looked at."""
+        """Some of the units that rested, and are looked at; not those whose request has ended meanwhile."""
         found: list[UnitState] = []
         while self._woken and len(found) < WOKEN_AT_ONCE:
             state, calm_since = self._woken.popleft()
-            if state.calm_since == inf and now - calm_since > REST_AFTER_S:
+            if state.calm_since < inf or now - calm_since <= REST_AFTER_S:
+                continue
+            if state.leases or state.asked_at < inf or state not in self._rested:
                 found.append(state)
         return found
 
@@ -124,11 +126,16 @@ class Attention:
         """The units to be looked at now."""
         if not self.is_large:
             return self.units
-        known = self._until
+        known, rested = self._until, self._rested
+        for state, since in rested.items():
+            if state.calm_since == inf and not (state.leases or state.foreign) and now > known[state]:
+                # Its means still fall, but there is nothing more to ask it than before.
+                state.calm_since = since
         for state in [state for state, until in known.items() if now > until and is_still(state)]:
             del known[state]
             self._news[state] = None
-            state.calm_since = self._rested.pop(state, now)
+            state.batch = state.prefilling = 0.0
+            state.calm_since = rested.pop(state, now)
         self.units = found = list(known)
         found += [state for state in self._next() if state not in known]
         return found
@@ -162,5 +169,5 @@ def is_still(state: UnitState) -> bool:
         or state.learnt_limit < state.unit.max_in_flight
         or state.restart_suspected_at >= 0.0
         or state.outlier.degraded
-        or state.costs.errors.last_share > STILL_LOAD
+        or state.costs.errors.last_share > STILL_ERRORS
     )

@@ -160,6 +160,7 @@ class Board:
         self.attention.configure(self.units, now)
         self.has_far = any(state.far_s for state in self)
         self._pool()
+        self._know_adapters()
         self.update_costs(now)
         return Changes(added, tuple(state.unit for state in gone), tuple(probed_again))
 
@@ -281,9 +282,11 @@ class Board:
             return
         names, bases = frozenset(models.names), models.bases
         state.cards = models.cards
-        if (names, bases) != (state.models, state.adapters.bases):
-            state.models = names
+        if bases != state.adapters.bases:
             state.adapters.set_bases(bases)
+            self._know_adapters()
+        if names != state.models:
+            state.models = names
             self._pool()
 
     def set_engine(self, served: Served) -> None:
@@ -482,6 +485,8 @@ class Board:
     def _pool(self) -> None:
         self.pools = Pools((name, state.models) for name, state in self.units.items())
         self._best = {}
+
+    def _know_adapters(self) -> None:
         self.adapters = frozenset(name for state in self for name in state.adapters.bases)
 
     def _panics(self, state: UnitState, now: float) -> bool:

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import Counter
-from collections.abc import Callable, Container, Hashable, Iterable, Iterator
+from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cached_property
 from math import ceil, inf
 from operator import attrgetter
 from typing import Generic, NamedTuple, TypeVar
@@ -701,12 +702,27 @@ class _Group:
         return self.takes_any or not models or not models.isdisjoint(self.models)
 
 
+class _Known(NamedTuple):
+    """The pool of each unit, of each model, and of all other requests."""
+
+    of_unit: Mapping[str, str]
+    of_model: Mapping[str, str]
+    other: str
+
+
 class Pools:
-    """The pools of a fleet, named by their first unit. A unit whose models are not known may serve any."""
+    """The pools of a fleet, named by their first unit. A unit whose models are not known may serve any.
+
+    Units are looked at when a pool is first asked for: of a thousand that start, each tells its models.
+    """
 
     def __init__(self, units: Iterable[tuple[str, frozenset[str]]] = ()) -> None:
+        self._units = units
+
+    @cached_property
+    def _known(self) -> _Known:
         groups: list[_Group] = []
-        for unit, models in units:
+        for unit, models in self._units:
             joined = [group for group in groups if group.shares(models)]
             if not joined:
                 joined = [_Group()]
@@ -720,17 +736,20 @@ class Pools:
             first.names.append(unit)
             first.models |= models
             first.takes_any |= not models
-        self._of_unit = {name: group.names[0] for group in groups for name in group.names}
-        self._of_model = {model: group.names[0] for group in groups for model in group.models}
         alone = groups[0].names[0] if len(groups) == 1 else ANY
-        self._other = next((group.names[0] for group in groups if group.takes_any), alone)
+        return _Known(
+            {name: group.names[0] for group in groups for name in group.names},
+            {model: group.names[0] for group in groups for model in group.models},
+            next((group.names[0] for group in groups if group.takes_any), alone),
+        )
 
     def of(self, model: str | None) -> str:
         """Where a request for `model` waits."""
-        return self._of_model.get(model, self._other) if model is not None else self._other
+        known = self._known
+        return known.of_model.get(model, known.other) if model is not None else known.other
 
     def of_unit(self, unit: str) -> str:
-        return self._of_unit.get(unit, ANY)
+        return self._known.of_unit.get(unit, ANY)
 
     def has(self, pool: str, unit: str) -> bool:
-        return pool == ANY or self._of_unit.get(unit) == pool
+        return pool == ANY or self._known.of_unit.get(unit) == pool

@@ -102,9 +102,9 @@ class Bursts:
 Load = Requests | Streams | Bursts
 
 
-def most_streams(spare: int = 200) -> int:
-    """Through a router, which has two descriptors for each."""
-    return (processes.FILES - spare) // 2
+def most_streams() -> int:
+    """Through a router, which has two descriptors for each, and keeps some."""
+    return processes.FILES * 9 // 20
 
 
 _MANY = min(10_000, most_streams())

@@ -508,7 +508,8 @@ class ReadinessPage:
         self._soon = soon
         self._is_full = is_full
         self._rows = UnitRows()
-        self._is_due = False
+        self._is_due = self._is_fresh = False
+        """Units have changed; and it was published since the last tick."""
         self._render_at = 0.0
         self._made_for: tuple[bool, bool] = (False, False)
         self._made: tuple[bool, bytes, bytes] = (False, b"", b"")
@@ -516,13 +517,16 @@ class ReadinessPage:
         """True once the gate has begun to stop."""
 
     def changed(self) -> None:
-        """Units have changed: publish it once, at the end of this turn of the loop."""
+        """Units have changed: publish it once, at the end of this turn of the loop; in a large fleet, where
+        it takes milliseconds, with the next tick if this one has seen it already.
+        """
         if not self._is_due:
             self._is_due = True
-            self._soon(self.publish)
+            if not (self._is_fresh and self._board.attention.is_large):
+                self._soon(self.publish)
 
     def publish(self) -> None:
-        self._is_due = False
+        self._is_due, self._is_fresh = False, True
         board, stopping = self._board, self.stopping
         self._made_for = full, _ = self._facts()
         row_of = self._rows.of if board.attention.is_large else unit_row
@@ -533,11 +537,12 @@ class ReadinessPage:
     def tick(self, now: float) -> None:
         if self._board.attention.is_large:
             self._rows.renew(ceil(len(self._board.units) / ROUND_TICKS))
-        if now >= self._render_at or self._facts() != self._made_for:
+        if self._is_due or now >= self._render_at or self._facts() != self._made_for:
             self._render_at = now + (RENDER_LARGE_S if self._board.attention.is_large else RENDER_S)
             self.publish()
         else:
             self._publish(*self._made)
+        self._is_fresh = False
 
     def _facts(self) -> tuple[bool, bool]:
         """What changes without units: whether the gate is full, and whether it is in panic."""

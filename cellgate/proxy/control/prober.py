@@ -438,6 +438,10 @@ class UnitContext:
     def is_calm(self) -> bool:
         return self.unit_state.calm_since < inf
 
+    @property
+    def is_of_many(self) -> bool:
+        return self.attention.is_large
+
     def rest(self, at: float) -> float:
         return rest(self.unit_state, at)
 

@@ -405,7 +405,8 @@ class Descriptors:
         used = self._count()
         # Each recent client may be about to open another one; where the gate lags, so may all whose requests
         # have not begun.
-        left = self._most - self._kept - used - max(min(self._fresh, used), self._unopened())
+        to_come = max(min(self._fresh, used), self._unopened())
+        left = self._most - self._kept - used - to_come
         self._credit = left // (2 * FOR_A_REQUEST)
         if left >= 0:
             return 1 + self._credit
@@ -414,8 +415,9 @@ class Descriptors:
         self._credit = freed // FOR_A_REQUEST
         if now - self._short_at >= EPISODE_S:
             self._tell(
-                f"{used} of {self._most} file descriptors are in use: connections without a request are "
-                "closed for new ones, and while there are none to close clients get 503"
+                f"{used} of {self._most} file descriptors are in use, and clients that are here may need "
+                f"{to_come} more: connections without a request are closed for new ones, and while there are "
+                "none to close clients get 503"
             )
         self._short_at = now
         # Accept one, and read from it first, or it would be the next idle one to be closed.

@@ -87,6 +87,13 @@ def test_a_change_is_published_once_at_the_end_of_the_turn_and_a_stop_at_once() 
     assert not shown.is_ready
     shown.page.changed()
     assert len(shown.later) == 2
+    shown.later[1]()
+    shown.board.attention.is_large = True
+    shown.page.changed()
+    assert len(shown.later) == 2, "in a large fleet this tick has seen the page already"
+    before = len(shown.pages)
+    shown.page.tick(AT + 0.25)
+    assert len(shown.pages) == before + 1
     shown = Shown()
     shown.page.stopping = True
     shown.page.publish()

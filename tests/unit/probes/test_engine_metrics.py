@@ -302,6 +302,19 @@ def test_a_unit_without_metrics_is_left_alone_for_a_while(answer: Answer) -> Non
     assert EngineMetrics().due_at(context, 100.0) == 101.0
 
 
+def test_a_unit_of_many_that_works_for_this_gate_alone_and_shows_that_is_asked_less() -> None:
+    well = Load("u", 99.5, running=1, waiting=0, kv_use=0.1, own_in_flight=1)
+    context = FakePatient(lambda _: reply(200), in_flight=1, load=well, progress_at=99.8)
+    assert EngineMetrics().due_at(context, 100.0) == 101.0
+    context.is_of_many = True
+    assert EngineMetrics().due_at(context, 100.0) == 103.0
+    for other in ({"running": 2}, {"waiting": 1}, {"kv_use": 0.6}):
+        context.load = replace(well, **other)
+        assert EngineMetrics().due_at(context, 100.0) == 101.0
+    context.load, context.progress_at = well, 98.0
+    assert EngineMetrics().due_at(context, 100.0) == 101.0
+
+
 @pytest.mark.parametrize("trouble", Trouble)
 def test_a_lost_reply_is_no_finding_and_no_reason_to_back_off(trouble: Trouble) -> None:
     """The unit may be restarting: its next epoch must be seen soon."""

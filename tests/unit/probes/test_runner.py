@@ -18,7 +18,9 @@ from cellgate.probes.runner import (
     GAP_S,
     GRACE_S,
     JITTER,
+    JITTER_MAX_S,
     PER_TURN,
+    REST_JITTER,
     SLOTS_PER_S,
     SPARE,
     TOGETHER_S,
@@ -94,12 +96,13 @@ def watch(
     seed: int = 1,
     meanwhile: Callable[[Runner], None] = lambda runner: None,
     take: Callable[[Finding], None] | None = None,
+    context: LoopPatient | None = None,
 ) -> list[Finding]:
     """Run a probe for a time; what it found. `meanwhile` is called when it has begun."""
     found: list[Finding] = []
 
     async def main() -> None:
-        runner = runner_of(probe, take or found.append, seed=seed)
+        runner = runner_of(probe, take or found.append, context, seed=seed)
         runner.start()
         meanwhile(runner)
         await sweep_for(runner, for_s)
@@ -372,6 +375,17 @@ def watch_page(
     found = watch(probe, for_s, meanwhile=meanwhile)
     assert probe.server.pending == 0
     return found
+
+
+def test_long_pauses_of_many_units_drift_apart_and_those_of_few_keep_their_turns() -> None:
+    shortest = []
+    for is_of_many in (False, True):
+        probe, context = Glance(period_s=14.0), LoopPatient(lambda _: reply(200), is_of_many=is_of_many)
+        watch(probe, for_s=1000.0, context=context)
+        shortest.append(min(gaps(probe.began)))
+    few, many = shortest
+    assert few >= 14.0 - JITTER_MAX_S - 1e-9
+    assert 14.0 * (1.0 - REST_JITTER) - 1e-9 <= many < 12.0
 
 
 @pytest.mark.parametrize(

@@ -146,8 +146,8 @@ def test_the_operator_hears_once_of_one_shortage() -> None:
     process = Process(used=93)
     assert not any(process.descriptors.has_room(float(now)) for now in range(30))
     assert process.told == [
-        "93 of 100 file descriptors are in use: connections without a request are closed for new ones, and "
-        "while there are none to close clients get 503"
+        "93 of 100 file descriptors are in use, and clients that are here may need 1 more: connections "
+        "without a request are closed for new ones, and while there are none to close clients get 503"
     ]
     assert not process.descriptors.has_room(30.0 + EPISODE_S)
     assert len(process.told) == 2

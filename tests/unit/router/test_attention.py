@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 from cellgate.router.attention import REST_AFTER_S, SMALL, STAYS_S, WOKEN_AT_ONCE, Attention
 from cellgate.router.nouns import Case, Cell, Unit, Verdict
 from cellgate.router.unit_state import UnitState
@@ -38,6 +40,21 @@ def test_a_unit_that_has_not_rested_yet_is_not_asked_anew_for_each_request() -> 
     attention.tick(30.0)
     attention.note(state)
     assert attention.woken(30.1 + REST_AFTER_S) == [state]
+
+
+def test_a_unit_whose_request_has_ended_rests_as_before_while_its_means_fall() -> None:
+    attention, (state, *_) = resting(10.0)
+    state.batch = 1.0
+    attention.look_at(state, 500.0)
+    assert state in attention.tick(500.25)
+    assert attention.woken(500.5) == []
+    assert state.calm_since == 10.0
+    assert state in attention.tick(501.0)
+    attention.note(state)
+    assert state.calm_since == inf, "something was said of it"
+    state.batch = 0.04
+    assert state not in attention.tick(502.0)[:-1]
+    assert (state.batch, state.calm_since) == (0.0, 502.0)
 
 
 def test_of_many_that_get_requests_at_once_some_are_asked_on_each_tick_and_none_that_rests_again() -> None:

@@ -445,6 +445,13 @@ def test_pools_are_units_that_serve_models_in_common() -> None:
     assert joined.of("x") == joined.of("z") == joined.of("?") == joined.of(None)
 
 
+def test_the_pools_of_a_fleet_are_found_when_one_is_asked_for() -> None:
+    units = iter([("a", frozenset("x")), ("b", frozenset("z"))])
+    pools = Pools(units)
+    assert next(units)[0] == "a"
+    assert (pools.of("z"), pools.of_unit("a")) == ("b", ANY)
+
+
 def test_retries_that_wait_draw_on_the_budget() -> None:
     router = router_of(unit("a", max_in_flight=1))
     lease = pick(router, Ask("m"))
