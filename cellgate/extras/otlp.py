@@ -113,7 +113,7 @@ class Tracing:
 
     def watch(self, gateway: Gateway) -> None:
         """Trace its requests from now on."""
-        self._send = gateway.reports.send
+        self._send = gateway.services.reports.send
         gateway.observe = self.observers
 
     def observers(self, client: ResponseClient, request: Request, now: float) -> tuple[Observer, ...]:

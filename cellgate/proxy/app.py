@@ -84,6 +84,7 @@ from cellgate.proxy.process.warnings import cannot_be_meant
 from cellgate.proxy.request.large_bodies import LargeBodies, ReadBody
 from cellgate.proxy.request.models import choice_of
 from cellgate.proxy.request.ports import Dispatcher
+from cellgate.proxy.request.services import Services
 from cellgate.proxy.telemetry import send_metrics, trace, watch_generations
 from cellgate.router.shares import ADDRESS
 from cellgate.router.unit_state import UnitState
@@ -506,19 +507,19 @@ def local_gateway(
     dispatcher: Dispatcher = LocalDispatcher(plane)
     if plane.accounting is not None:
         dispatcher = LimitedDispatcher(dispatcher, plane.accounting.ledger)
-    gateway = Gateway(
+    services = Services(
         plane.settings,
         loop,
         rng,
-        plane.ticker,
         board=plane.board,
         dispatcher=dispatcher,
         reports=LocalReports(plane),
-        unit_pools=plane.reach,
+        pool=plane.reach.pool,
         load_lines=plane.orca.lines,
         access_log=access_log,
         read=read,
     )
+    gateway = Gateway(services, loop, plane.ticker, plane.reach)
     if plane.accounting is not None:
         plane.accounting.key_check = make_key_check(plane.settings, plane.accounting.ledger)
         gateway.ask_for_keys(plane.accounting.key_check)
@@ -536,7 +537,7 @@ def make_gate(
     publish: Publish = lambda _ready, _body, _lines: None,
     unit_tls: MakeTls | None = None,
 ) -> Gate:
-    """A gate with these settings; the arguments are described at Plane and Gateway."""
+    """A gate with these settings; the arguments are described at Plane and Services."""
     ticker = Ticker(loop)
     plane = Plane(settings, loop, rng, ticker, events=events, publish=publish, unit_tls=unit_tls)
     return Gate(plane, local_gateway(plane, loop, rng, access_log, read))

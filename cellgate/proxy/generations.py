@@ -33,7 +33,7 @@ class Generations:
     """Of one gate, or one of its workers."""
 
     def __init__(self, gateway: Gateway) -> None:
-        self._reports = gateway.reports
+        self._reports = gateway.services.reports
         self._others: Observe | None = gateway.observe
 
     def observers(self, client: ResponseClient, request: Request, now: float) -> tuple[Observer, ...]:

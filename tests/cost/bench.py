@@ -92,7 +92,8 @@ class Bench:
         self.plane = gate.plane
         self.gateway, board, now = gate.gateway, gate.plane.board, loop.time()
         # The loop stands still: what is due in its next turn is done at once.
-        self.gateway.start_scheduler = ReadScheduler(lambda turn: turn(), LIMITS.request_bytes_per_turn)
+        at_once = ReadScheduler(lambda turn: turn(), LIMITS.request_bytes_per_turn)
+        self.gateway.start_scheduler = self.gateway.services.start_scheduler = at_once
         board.configure(fleet, now)
         for state in board:
             board.observe(Evidence(state.unit.name, Sign.GOOD, Strength.STRONG, "canary", "it answered", now))
@@ -119,7 +120,7 @@ class Bench:
         self._log.close()
 
     def _connect(self, unit: str) -> None:
-        pool = self.gateway.pool(self.gateway.board.units[unit])
+        pool = self.gateway.services.pool(self.plane.board.units[unit])
         conn = UnitConnection(pool)
         conn.connection_made(Wire(lambda: self._asked.append(conn)))
         pool.connections[conn] = 0

@@ -107,7 +107,8 @@ def test_of_bodies_that_are_not_tiny_few_are_read_in_one_turn(size: int, most: i
 async def _read_by_turn(clients: int, size: int) -> list[int]:
     """So many send a body of a size, for a model that is unknown: how many have an answer, by turn."""
     bench, due, answered = Bench(asyncio.get_running_loop()), list[Callable[[], None]](), set[int]()
-    bench.gateway.start_scheduler = ReadScheduler(due.append, LIMITS.request_bytes_per_turn)
+    by_turn = ReadScheduler(due.append, LIMITS.request_bytes_per_turn)
+    bench.gateway.start_scheduler = bench.gateway.services.start_scheduler = by_turn
     bench.gateway.read_scheduler = ReadScheduler(lambda turn: turn(), 1 << 30)
     asked = b'{"model":"none","messages":[{"role":"user","content":[%b{}]}]}' % (b'{"a":1},' * (size // 8))
     head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n" % len(asked)

@@ -31,6 +31,7 @@ from cellgate.proxy.request.continuation import StreamResume
 from cellgate.proxy.request.exchange import Exchange, ExchangeEvent, ExchangeState, Selection, Transition
 from cellgate.proxy.request.large_bodies import LargeReads
 from cellgate.proxy.request.response import Response
+from cellgate.proxy.request.services import Services
 from cellgate.proxy.request.table import EXCHANGE_TABLE, IMPOSSIBLE_EVENTS
 from cellgate.router.nouns import Ask, Evidence, Sign, Strength
 from tests.wire.client import Client, chat, get, post
@@ -53,7 +54,7 @@ CLASSES = (
         ClientConnection,
         RequestReader,
     ),
-    *(LocalDispatcher, LocalReports, LargeReads, Gateway, Plane),
+    *(LocalDispatcher, LocalReports, LargeReads, Gateway, Services, Plane),
 )
 ACTIONS = (answers, start, failures, failures, start, start)
 ACTION_MODULES = {module.__name__ for module in ACTIONS}
@@ -68,7 +69,7 @@ _CALLED_BY_THE_LOOP = (
 )
 NOT_TOLD = {
     # What ends a request that has failed, and so is not to fail itself.
-    *("Exchange.crashed", "ending.collapse", "ending._endings", "Gateway.defect", "Pool.report"),
+    *("Exchange.crashed", "ending.collapse", "ending._endings", "Services.defect", "Pool.report"),
     *("ClientConnection.crashed", "UnitConnection._crash"),
     # They would fail in the loop: what they consist of is made to fail.
     *("ClientConnection.__init__", "RequestReader.__init__", "Pool._settled", "ClientConnection._begin"),
@@ -169,7 +170,7 @@ async def is_large(client: Client, here: Stage) -> None:
         await asyncio.sleep(0.01)
         return read_ask(body)
 
-    here.gateway.large_reads._read = read_large
+    here.gateway.services.large_reads._read = read_large
     await client.ask(post(b'{"prompt": "' + b"x" * (1 << 20) + b'"}'))
 
 

@@ -334,7 +334,7 @@ async def scenario(visits: list[Visit], manners: list[Manner]) -> None:
     """The visits one after the other, so that the records tell which of them each reply belongs to."""
     plays = [Play(manners), Play(manners[::-1])]
     async with stage(*plays, limits=QUICK, timeouts=HASTE, pass_unlisted=True) as here:
-        not_taken = seen_to_be_dropped(here.gateway.opinions)
+        not_taken = seen_to_be_dropped(here.gateway.services.opinions)
         for visit in visits:
             before = len(here.records.kept)
             not_taken.clear()
@@ -349,7 +349,7 @@ async def scenario(visits: list[Visit], manners: list[Manner]) -> None:
                 judge_request(request, {record.request_id for record in here.records.kept})
         await asyncio.sleep(IDLE_S)
         for state in here.plane.board:
-            assert not here.gateway.pool(state).connections
+            assert not here.gateway.services.pool(state).connections
 
 
 def seen_to_be_dropped(opinions: Opinions) -> list[str]:

@@ -113,7 +113,7 @@ class ObservedWorker:
 
     def leftovers(self) -> list[str]:
         """What must be nothing once every client has gone."""
-        board = self.gateway.board
+        board = self.gateway.services.board
         counts = {
             "asks": len(self.control),
             "leases": len(self.worker._dispatcher),

@@ -132,7 +132,7 @@ class ObservedExchange(Exchange):
     def __init__(
         self, gateway: Gateway, client: ResponseClient, request: Request, failures: Counter[FailureKind]
     ) -> None:
-        super().__init__(EXCHANGE_TABLE, gateway, client, request)
+        super().__init__(EXCHANGE_TABLE, gateway.services, client, request)
         self._failures = failures
 
     def failed(self, failure: Failure) -> None:
@@ -240,7 +240,7 @@ class ObservedGate(Observed):
         plane = ObservedPlane(rng, diary, settings, loop, rng, Ticker(loop), events=events)
         super().__init__(plane, diary)
         self.gateway = local_gateway(plane, loop, rng, KeptRecords(diary), read_large)
-        self.gateway.dispatcher = ObservedDispatcher(plane, diary)
+        self.gateway.services.dispatcher = ObservedDispatcher(plane, diary)
         diary.read(self.gateway)
         self.clients, self.memory = self.gateway.clients, self.gateway.memory
         self._gate = Gate(plane, self.gateway)

@@ -96,7 +96,7 @@ async def test_nobody_is_asked_twice_when_all_units_are_bad_and_who_asks_again_i
 
 async def test_a_unit_that_refuses_connections_costs_nobody_anything() -> None:
     async with stage(STREAM, STREAM) as here, here.client() as client:
-        here.gateway.pool(here.plane.board.units["u0"]).port = 1  # Nobody listens there.
+        here.gateway.services.pool(here.plane.board.units["u0"]).port = 1  # Nobody listens there.
         reply = await client.ask(chat())
         assert (reply.status, reply.body, reply.whole) == (200, BODY, True)
 

@@ -88,11 +88,11 @@ async def test_a_body_whose_client_left_is_freed_at_once_and_not_when_garbage_is
     gc.disable()
     try:
         async with stage(STREAM) as here, here.client() as client:
-            here.gateway.large_reads._read = read_large
+            here.gateway.services.large_reads._read = read_large
             client.send(post(b'{"prompt": "' + b"x" * (1 << 20) + b'"}'))
             await asked.wait()
             client.abort()
-            await here.until(lambda: not here.gateway.large_reads and not here.gateway.clients)
+            await here.until(lambda: not here.gateway.services.large_reads and not here.gateway.clients)
             assert [each() for each in bodies] == [None]
     finally:
         gc.enable()
@@ -247,7 +247,7 @@ async def test_strangers_are_not_told_of_units(
     shown_to: Any, shown: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with stage(STREAM, internal_headers=shown_to) as here:
-        monkeypatch.setattr(here.gateway.peers, "trusts", lambda _peer: False)
+        monkeypatch.setattr(here.gateway.services.peers, "trusts", lambda _peer: False)
         async with here.client() as client:
             reply = await client.ask(chat())
             told = [reply.get(name) is not None for name in ("x-cellgate-unit", "endpoint-load-metrics-bin")]

@@ -189,8 +189,8 @@ async def test_a_key_falls_back_to_none_but_its_models_and_has_its_tenant(tmp_pa
     fallbacks = {"large": ("other", "tiny")}
     async with keyed(tmp_path, STREAM, *lines, fallback=fallbacks) as here, here.client() as client:
         asked: list[str] = []
-        acquire = here.gateway.dispatcher.acquire
-        here.gateway.dispatcher.acquire = lambda request, waiter: (  # type: ignore[method-assign]
+        acquire = here.gateway.services.dispatcher.acquire
+        here.gateway.services.dispatcher.acquire = lambda request, waiter: (  # type: ignore[method-assign]
             asked.append(request.ask.tenant) or acquire(request, waiter)  # type: ignore[func-returns-value]
         )
         reply = await client.ask(
@@ -359,7 +359,7 @@ async def test_a_key_without_a_request_left_is_refused_before_its_body_is_read(t
 async def test_bodies_that_wait_to_be_read_when_their_key_is_used_up_are_not_read(tmp_path: Path) -> None:
     limited = line(limits={"requests_per_minute": 1})
     async with keyed(tmp_path, whole(USAGE), limited) as here:
-        read, go_on = here.gateway.large_reads._read, asyncio.Event()
+        read, go_on = here.gateway.services.large_reads._read, asyncio.Event()
         why_nots: list[Failure | None] = []
 
         async def held(body: bytes, payer: str, why_not: WhyNot, route: str) -> Any:
@@ -367,10 +367,10 @@ async def test_bodies_that_wait_to_be_read_when_their_key_is_used_up_are_not_rea
             why_nots.append(why_not())
             return why_nots[-1] or await read(body, payer, why_not, route)
 
-        here.gateway.large_reads._read = held
+        here.gateway.services.large_reads._read = held
         async with here.client() as client, here.client() as late:
             asking = asyncio.create_task(late.ask(post(LARGE, BEARER)))
-            await here.until(lambda: len(here.gateway.large_reads) == 1)
+            await here.until(lambda: len(here.gateway.services.large_reads) == 1)
             assert (await client.ask(chat(stream=False, head=BEARER))).status == 200
             assert (await client.ask(chat(stream=False, head=BEARER))).status == 429
             go_on.set()

@@ -186,7 +186,7 @@ async def test_of_a_large_conversation_only_what_is_new_is_read() -> None:
             elsewhere.append(len(body))
             return read_conversation(body, route)
 
-        here.gateway.large_reads._read = counted
+        here.gateway.services.large_reads._read = counted
         async with here.client() as client:
             for turn in range(1, 4):
                 body = orjson.dumps({"messages": said[: 1100 + turn], "model": "tiny"})
@@ -336,7 +336,7 @@ def show_ranks(here: Stage) -> None:
 async def test_a_request_is_sent_to_a_rank_and_logged_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     records: list[Finished] = []
     async with stage(STREAM) as here, here.client() as client:
-        monkeypatch.setattr(here.gateway, "finished", records.append)
+        monkeypatch.setattr(here.gateway.services, "finished", records.append)
         await client.ask(chat())
         show_ranks(here)
         await client.ask(chat())

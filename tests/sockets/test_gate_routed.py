@@ -273,7 +273,7 @@ async def test_an_alias_reaches_the_unit_as_its_model() -> None:
         assert [card["id"] for card in listed] == ["tiny", "gpt"]
         shown = await client.ask(get("/v1/models/gpt"))
         assert (shown.status, shown.json["id"]) == (200, "gpt")
-        here.gateway.take_settings(replace(here.gateway.settings, models={}))
+        here.gateway.take_settings(replace(here.gateway.services.settings, models={}))
         assert (await client.ask(chat(model="gpt"))).status == 404
         assert here.received == 2
 

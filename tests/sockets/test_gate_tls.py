@@ -63,7 +63,7 @@ async def test_clients_are_served_and_units_asked_over_tls() -> None:
 async def test_a_unit_that_cannot_prove_its_name_is_not_asked() -> None:
     stranger = ssl.create_default_context()
     async with stage(STREAM, tls=TO_UNITS, unit_tls=serving()) as here, here.client() as client:
-        here.gateway.pool(here.plane.board.units["u0"])._tls = lambda: stranger
+        here.gateway.services.pool(here.plane.board.units["u0"])._tls = lambda: stranger
         asyncio.get_running_loop().set_exception_handler(None)
         reply = await client.ask(chat())
         assert (reply.status, reply.error["code"]) == (503, "unreachable")

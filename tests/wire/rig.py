@@ -17,6 +17,7 @@ from cellgate.proxy.observe.access_log import Finished
 from cellgate.proxy.request.attempt import Attempt
 from cellgate.proxy.request.ports import Dispatcher
 from cellgate.proxy.request.response import Response
+from cellgate.proxy.request.services import Services
 from cellgate.router.cost import Expected
 from cellgate.router.judge import open_case
 from cellgate.router.nouns import Ask, Cell, Unit
@@ -94,7 +95,7 @@ class Rig:
         lease.job = state.costs.add(lease, lease.ask, Expected(), 0, 0.0)
         request = Request(0.0, [], [], [])
         request.http10, request.method, request.given_id = self._http10, self.method.encode(), b"1"
-        self.response = Response(self, cast(ClientConnection, self), request, "chat")
+        self.response = Response(cast(Services, self), cast(ClientConnection, self), request, "chat")
         self.attempt = Attempt(self, cast(Dispatcher, self), self.response, self.lease)
         self.attempt.send(b"HEAD OF THE REQUEST", b"", cast(Pool, self), to_head=self._to_head, fresh=False)
 

@@ -90,7 +90,7 @@ class Guardrail:
 
         if len(body) <= most and is_large(body):
             gate, request = exchange.gate, exchange.request
-            exchange.stop_reading = gate.read_large(request, ask.payer, lambda: None, ONCE, read)
+            exchange.stop_reading = gate.large_reads.start(request, ask.payer, lambda: None, ONCE, read)
         elif len(body) <= most and (twofold := why_repeated(body)) is not None:
             self._loop.call_soon(tell, twofold)
         else:

@@ -10,7 +10,7 @@ import re
 import time
 from collections.abc import Callable, Iterable
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import unquote_to_bytes
 
 from cellgate.proxy.admission.limits import IN_FLIGHT, Accounts, Period, UsageRecord
@@ -22,13 +22,14 @@ from cellgate.proxy.process.signals import Signature, signature
 from cellgate.proxy.process.tasks import end_tasks
 from cellgate.proxy.request.one_meaning import models_in_query
 from cellgate.proxy.request.routes import IN_PATH, NOWHERE, find_route, model_in
-from cellgate.proxy.request.services import OPEN_ROUTES, Admission, KeyedRequest
+from cellgate.proxy.request.services import OPEN_ROUTES, Admission
 from cellgate.router.nouns import Ask, Outcome
 
 if TYPE_CHECKING:
     from cellgate.proxy.http.request import Request
     from cellgate.proxy.observe.access_log import Finished
     from cellgate.proxy.request.ports import Charge
+    from cellgate.proxy.request.response import Response
     from cellgate.proxy.request.routes import ModelPlace
 from cellgate.proxy.admission.token_estimator import FORGET_S, NOVICE, TokenEstimators
 from cellgate.router.cost_model import Usage
@@ -314,6 +315,16 @@ _TENANT = Ask._fields.index("tenant")
 _BEFORE_TENANT = slice(0, _TENANT)
 _TO_PAYER = slice(_TENANT + 1, Ask._fields.index("payer"))
 _new = tuple.__new__
+
+
+class KeyedRequest(Protocol):
+    """A request whose key is checked: its exchange."""
+
+    request: Request
+    response: Response
+
+    def stop(self, failure: Failure) -> None:
+        """End it with this error, at any time."""
 
 
 class KeyAdmission(Admission):

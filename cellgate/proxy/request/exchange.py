@@ -152,7 +152,7 @@ class Selection:
     )
 
     def __init__(
-        self, gate: Services, size: int, observers: tuple[Observer, ...] = (), *, loan: int = 0
+        self, gate: Services, size: int, observers: tuple[Observer, ...] = (), loan: int = 0
     ) -> None:
         self._observers = observers
         self._loan = loan
@@ -439,7 +439,7 @@ class Exchange:
         self.request = request
         self.route = route = find_route(request.path)
         self.response = Response(gate, client, request, route.name, observers)
-        self.selection = Selection(gate, request.body_size, observers, loan=request.loan)
+        self.selection = Selection(gate, request.body_size, observers, request.loan)
         self.admission: Admission | None = None
         self.attempt: Attempt | None = None
         self.doubtful: tuple[Doubt, ...] = ()

@@ -7,12 +7,12 @@ has no client. In one process the port is a call (control/dispatcher.py), at a w
 1. A lease is released exactly once, by the exchange that got it.
 2. A waiter gets exactly one result, unless it cancels; a lease that was found meanwhile is then given back.
 
-In this order: `Dispatcher`, `Observer`, `Reports`, `ResponseHost`.
+In this order: `Dispatcher`, `Observer`, `Reports`.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from cellgate.proxy.http.errors import Failure, FailureKind
 from cellgate.proxy.observe.access_log import Finished
@@ -21,10 +21,6 @@ from cellgate.router.cost_model import Usage
 from cellgate.router.nouns import Ask, Outcome, Refusal, SplitStep, Use
 from cellgate.router.opinions import Refusing
 from cellgate.router.unit_state import Lease, UnitState
-
-if TYPE_CHECKING:
-    from cellgate.proxy.http.request import Request
-
 
 Charge = tuple[str, int, int, float]
 """The name of a key; tokens that a request is expected to take: of its prompt, and of its answer; when it
@@ -261,25 +257,3 @@ class Reports(Protocol):
 
     def restart_suspected(self, state: UnitState) -> None:
         """A unit closed a connection unexpectedly: it may have restarted."""
-
-
-# What responses need of their gate.
-
-
-class ResponseHost(Protocol):
-    """The gateway, as a response sees it."""
-
-    is_leaving: bool
-    """True once responses close their connections: the gate stops, or a successor accepts clients."""
-    shows_all: bool
-    """Everybody may know which unit answers."""
-
-    def now(self) -> float: ...
-    def new_id(self) -> bytes:
-        """An id for a request that came without one."""
-
-    def report_lines(self, request: Request, *, to_trusted: bool) -> bytes:
-        """Header lines of each response that report to the ingress: the load of the gate, and its stop."""
-
-    def finished(self, record: Finished) -> None:
-        """A request is over."""

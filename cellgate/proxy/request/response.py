@@ -36,7 +36,7 @@ from cellgate.proxy.observe.counters import ResumeResult
 from cellgate.proxy.request.body import BYTES_PER_TOKEN
 from cellgate.proxy.request.cors import ENGINES_LINES, OWN_LINES
 from cellgate.proxy.request.placement import gate_refusal, is_final
-from cellgate.proxy.request.ports import Observer, ResponseHost
+from cellgate.proxy.request.ports import Observer
 from cellgate.proxy.resume.answer_reader import AnswerReader, only_add, reported_in
 from cellgate.proxy.resume.replay import FOLD_BYTES, MakeTranscript, ReplayBuffer
 from cellgate.proxy.resume.transcript import IDS, NO_IDS, CountLog, TokenLog
@@ -48,6 +48,7 @@ from cellgate.router.unit_state import NO_ENDS, UnitState
 if TYPE_CHECKING:
     from cellgate.proxy.http.client import ResponseClient
     from cellgate.proxy.http.request import Request
+    from cellgate.proxy.request.services import Services
 from cellgate.proxy.request.token_usage import believed, is_possible, longest_answer, read_usage, usage_of
 
 CHUNK_FRAMING = len(b"fff\r\n\r\n")
@@ -81,8 +82,8 @@ class Response:
         "_fold_at",
         "_framing",
         "_gaps",
+        "_gate",
         "_head_size",
-        "_host",
         "_own_lines",
         "_request",
         "_skim",
@@ -139,23 +140,23 @@ class Response:
 
     def __init__(
         self,
-        host: ResponseHost,
+        gate: Services,
         client: ResponseClient,
         request: Request,
         route: str,
         observers: tuple[Observer, ...] = (),
     ) -> None:
-        self._host = host
+        self._gate = gate
         self.observers = observers
-        self.now = host.now
+        self.now = gate.now
         self._client = client
         self._request = request
         given = request.given_id
-        self.request_id = given if given and is_request_id(given) else host.new_id()
+        self.request_id = given if given and is_request_id(given) else gate.new_id()
         self.route = route
         self.model = self.unit = ""
         self.lines = b""
-        self.shows_internals = client.shows_internals and (not request.forwarded_for or host.shows_all)
+        self.shows_internals = client.shows_internals and (not request.forwarded_for or gate.shows_all)
         self.rank: int | None = None
         self.status = self.attempts = self.resumed = self.sent = self.events = 0
         self.ttft_s: float | None = None
@@ -538,7 +539,7 @@ class Response:
             self.rank,
         )
         record = _new(Finished, fields)
-        self._host.finished(record)
+        self._gate.finished(record)
         for observer in self.observers:
             observer.over(record, now)
         self._client.finish(request, keep_alive=not self.closes)
@@ -557,11 +558,11 @@ class Response:
             self.request_id,
             self._own_lines,
             self.lines,
-            self._host.report_lines(
+            self._gate.report_lines(
                 self._request, to_trusted=self.shows_internals or self._client.shows_internals
             ),
         )
-        close = self.closes = self.closes or self._host.is_leaving
+        close = self.closes = self.closes or self._gate.is_leaving
         self.begun = True
         if self.lines and self.lines.startswith(OWN_LINES):
             head = without(head, ENGINES_LINES)
@@ -572,7 +573,7 @@ class Response:
     def _write_own(self, status: int, body: bytes, line: bytes) -> None:
         self.status = status
         own = b"x-request-id: %b\r\n%b%b" % (self.request_id, self.lines, line)
-        self.closes = self.closes or self._host.is_leaving
+        self.closes = self.closes or self._gate.is_leaving
         data = own_response(status, body, own=own, close=self.closes)
         if self._request.method == b"HEAD":
             data = data[: len(data) - len(body)]

@@ -107,7 +107,7 @@ def start(exchange: Exchange) -> None:
             return
         if kind is OWN:
             exchange.state = OVER
-            answer = gate.local_endpoints.answer(request.path, stopping=gate.is_stopping())
+            answer = gate.local_endpoints.answer(request.path, stopping=gate.is_stopping)
             exchange.response.answer(*answer)
             return
         if exchange.admission is not None and _lists_all(exchange):
@@ -188,7 +188,9 @@ def _read_rest(exchange: Exchange, named: str) -> None:
     if read is None:
         if is_large(body):
             why_not = _nothing if admission is None else admission.refusal
-            exchange.stop_reading = gate.read_large(exchange.request, payer, why_not, route, exchange.asked)
+            exchange.stop_reading = gate.large_reads.start(
+                exchange.request, payer, why_not, route, exchange.asked
+            )
             return
         # What it has cost is not to be paid by whoever begins in the same turn.
         gate.start_scheduler.has_room(_TIMES_READ * len(body))

@@ -45,6 +45,7 @@ from cellgate.proxy.process.signals import Signals, Ticker
 from cellgate.proxy.process.tcp_info import accept_queue
 from cellgate.proxy.process.tls import LiveTls
 from cellgate.proxy.request.large_bodies import LargeBodies, ReadBody
+from cellgate.proxy.request.services import Services
 from cellgate.proxy.telemetry import trace, watch_generations
 from cellgate.proxy.workers.protocol import Message, Pulse, ToControl, ToWorker, settings_in
 from cellgate.proxy.workers.remote import (
@@ -96,19 +97,19 @@ class Worker:
         self._reports = RemoteReports(self.control, replica, loop.time)
         self._unit_pools = self._make_unit_pools(settings, loop, tls)
         self._load_lines = LoadLines()
-        self.gateway = Gateway(
+        services = Services(
             settings,
             loop,
             rng,
-            ticker,
             board=replica.board,
             dispatcher=self._dispatcher,
             reports=self._reports,
-            unit_pools=self._unit_pools,
+            pool=self._unit_pools.pool,
             load_lines=self._load_lines,
             access_log=access_log,
             read=read,
         )
+        self.gateway = Gateway(services, loop, ticker, self._unit_pools)
         self._entrance = self.gateway.entrance = SharedEntrance(
             loop, self.gateway.connection, page, number, self._clients, self.gateway.gate_fault
         )
@@ -204,7 +205,7 @@ class Worker:
             connect_timeout_s=settings.timeouts.connect_s,
             tls=None if tls is None else tls.units,
             own_keys=settings.keys is not None,
-            secret=lambda: secret_of(self.gateway.settings),
+            secret=lambda: secret_of(self.gateway.services.settings),
             on_broken=self._reports.restart_suspected,
             on_gate_fault=lambda reason: self.gateway.gate_fault(reason),
         )
@@ -223,7 +224,8 @@ class Worker:
             self._unit_pools.distrust(state)
 
     def _take_settings(self, values: bytes) -> None:
-        self.gateway.take_settings(settings := settings_in(self.gateway.settings, values))
+        settings = settings_in(self.gateway.services.settings, values)
+        self.gateway.take_settings(settings)
         self._unit_pools.renew()
         if self._tls is not None:
             self._tls.take(settings.tls)

@@ -441,7 +441,7 @@ class House(Bench):
     def visit(self, request: bytes) -> UnitConnection:
         """A new client asks; the connection of the unit that got it."""
         for state in self.plane.board:
-            if not self.gateway.pool(state).connections:
+            if not self.gateway.services.pool(state).connections:
                 self._connect(state.unit.name)
         self.client = ClientConnection(self.gateway)
         self.client.connection_made(Wire())

@@ -22,7 +22,7 @@ PLAIN_CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 def fetch_of(here: Stage) -> UnitFetch:
     """The fetch of the only unit."""
-    pool, loop = here.gateway.pool(here.plane.board.units["u0"]), asyncio.get_running_loop()
+    pool, loop = here.gateway.services.pool(here.plane.board.units["u0"]), asyncio.get_running_loop()
     return UnitFetch(pool, loop, lambda: None, Timers(loop))
 
 
@@ -136,7 +136,7 @@ async def test_what_goes_wrong_is_told_and_leaves_no_connection(
         assert (caught.value.trouble, said in str(caught.value)) == (trouble, True), str(caught.value)
         assert asyncio.get_running_loop().time() - began_at <= TIMEOUT_S + 0.01
         await asyncio.sleep(0.1)
-        assert not here.gateway.pool(here.plane.board.units["u0"]).connections
+        assert not here.gateway.services.pool(here.plane.board.units["u0"]).connections
 
 
 STRIKES: dict[str, tuple[Callable[[SimLoop, int], None], Trouble]] = {
@@ -197,7 +197,7 @@ async def test_pages_by_callback_bring_replies_and_troubles() -> None:
 async def test_who_gives_up_a_page_is_not_told_of_it() -> None:
     """Neither while it is awaited, nor when it has just come."""
     async with stage(whole()) as here:
-        pool, loop = here.gateway.pool(here.plane.board.units["u0"]), asyncio.get_running_loop()
+        pool, loop = here.gateway.services.pool(here.plane.board.units["u0"]), asyncio.get_running_loop()
         told, waits = list[Reply | FetchError](), list[PageWait]()
         fetch = UnitFetch(pool, loop, lambda: waits[-1].abandon(), Timers(loop))
         for _ in range(2):
@@ -214,7 +214,9 @@ async def test_requests_leave_nothing_to_the_collector() -> None:
     async with stage(whole(), silent) as here:
         states, loop = list(here.plane.board), asyncio.get_running_loop()
         agenda = Timers(loop)
-        answered, late = (UnitFetch(here.gateway.pool(state), loop, lambda: None, agenda) for state in states)
+        answered, late = (
+            UnitFetch(here.gateway.services.pool(state), loop, lambda: None, agenda) for state in states
+        )
         told: list[Reply | FetchError] = []
         for fetch in (answered, late):
             fetch.get("/health", told.append, timeout_s=TIMEOUT_S)

@@ -240,7 +240,7 @@ async def test_before_anything_was_shown_it_is_500_in_openai_s_shape_with_the_re
     defects: list[dict[str, Any]] = []
     async with stage(whole(), defects=defects) as here, here.client() as client:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(here.gateway, "pool", failing(ZeroDivisionError("boom")))
+            patch.setattr(here.gateway.services, "pool", failing(ZeroDivisionError("boom")))
             reply = await client.ask(chat(stream=False, head="x-request-id: mine\r\n"))
         assert (reply.status, reply.get("x-request-id"), reply.get("connection")) == (500, "mine", "close")
         assert (reply.error["type"], reply.error["code"]) == ("internal_server_error", "internal")

@@ -129,8 +129,8 @@ async def test_a_changed_request_has_the_payer_that_it_had() -> None:
     fresh = {"model": "tiny", "messages": [{"role": "user", "content": "[removed]"}], "stream": True}
     async with gate(Judge(lambda _: {"action": "change", "body": fresh})) as (here, client):
         payers: list[str] = []
-        acquire = here.gateway.dispatcher.acquire
-        here.gateway.dispatcher.acquire = lambda request, waiter: (  # type: ignore[method-assign]
+        acquire = here.gateway.services.dispatcher.acquire
+        here.gateway.services.dispatcher.acquire = lambda request, waiter: (  # type: ignore[method-assign]
             payers.append(request.ask.payer) or acquire(request, waiter)  # type: ignore[func-returns-value]
         )
         assert (await client.ask(chat())).whole

@@ -122,7 +122,7 @@ async def test_a_session_that_was_queued_has_the_whole_time_to_be_answered(
         async with here.client() as client:
             client.send(ASK)
             await asyncio.sleep(0.5)
-            pool = here.gateway.pool(state)
+            pool = here.gateway.services.pool(state)
             open_now = pool.open
 
             async def open_late(*given: Any) -> Any:
@@ -166,9 +166,9 @@ async def test_a_unit_that_goes_down_or_a_gate_that_stops_ends_it_with_a_close()
         assert await client.rest() == close_frame(1013, b"the unit went down")
     async with stage(echo, realtime=True) as here, here.client() as client:
         await begun(client)
-        timeouts = replace(here.gateway.settings.timeouts, drain_s=1.0)
+        timeouts = replace(here.gateway.services.settings.timeouts, drain_s=1.0)
         stopping = asyncio.ensure_future(here.gateway.stop(delay_s=0.0, drain_s=5.0))
-        here.gateway.settings = replace(here.gateway.settings, timeouts=timeouts)
+        here.gateway.services.settings = replace(here.gateway.services.settings, timeouts=timeouts)
         assert await client.rest() == close_frame(1001, b"the gate stops")
         await stopping
 
