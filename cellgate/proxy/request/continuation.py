@@ -8,6 +8,7 @@ unit is asked.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import orjson
@@ -17,9 +18,9 @@ from cellgate.proxy.http.errors import Failure, FailureKind
 from cellgate.proxy.observe.counters import ResumeKind, ResumeResult
 from cellgate.proxy.request.body import has_more_nodes
 from cellgate.proxy.request.ports import Resumed
-from cellgate.proxy.resume.chat import MakeHead, Resuming
+from cellgate.proxy.resume.chat import MakeHead, Proven
 from cellgate.proxy.resume.eligible import why_not_resumed
-from cellgate.proxy.resume.replay import plain
+from cellgate.proxy.resume.replay import ReplayBuffer, plain
 from cellgate.proxy.resume.shown import SentText
 from cellgate.proxy.resume.streams import PLAIN_ROUTES, STREAMS, ResumeMethod
 from cellgate.proxy.resume.transcript import kind_of
@@ -79,10 +80,16 @@ class StreamResume:
             return True
         return False
 
-    def begin(self, owner: Resuming, state: UnitState, head: MakeHead, *, fresh: bool) -> None:
-        """Ask a unit to resume the stream; `owner` gets the result."""
+    @property
+    def replay(self) -> ReplayBuffer:
+        """What was shown of it, once another unit is to resume it."""
         assert self._resumption is not None
-        self._resumption.begin(owner, self._gate.pool(state), state.engine, head, fresh=fresh)
+        return self._resumption.replay
+
+    def begin(self, tell: Callable[[Proven], None], state: UnitState, head: MakeHead, *, fresh: bool) -> None:
+        """Ask a unit to resume the stream; `tell` gets the result, once, unless that is abandoned."""
+        assert self._resumption is not None
+        self._resumption.begin(tell, self._gate.pool(state), state.engine, head, fresh=fresh)
 
     def abandon(self) -> None:
         if self._resumption is not None:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from cellgate.proxy.request.prefill_decode import Handoff, PrefillLeg, Rendezvous
     from cellgate.proxy.request.response import Doubt, HeldAnswer
     from cellgate.proxy.request.services import Admission, Services
-    from cellgate.proxy.resume.replay import EventRewriter, ReplayBuffer
+    from cellgate.proxy.resume.chat import Proven
     from cellgate.router.opinions import Kind
 
 
@@ -503,11 +503,17 @@ class Exchange:
         """It is the turn of the unit of the lease: another one computes the prompt. None: it does not."""
         self.table[self.state, ON_PREFILLED].action(self, turn)
 
-    def resume_with(self, target: bytes, body: bytes, replay: ReplayBuffer, joiner: EventRewriter) -> None:
-        self.table[self.state, ON_PROVEN].action(self, target, body, replay, joiner)
-
-    def conclude(self, events: bytes) -> None:
-        self.table[self.state, ON_CONCLUDED].action(self, events)
+    def proven(self, found: Proven) -> None:
+        """What came of asking the unit whether it can resume the stream."""
+        match found:
+            case Failure():
+                self.failed(found)
+            case str():
+                self.refused(found)
+            case bytes():
+                self.table[self.state, ON_CONCLUDED].action(self, found)
+            case _:
+                self.table[self.state, ON_PROVEN].action(self, found)
 
     def refused(self, reason: str) -> None:
         self.table[self.state, ON_UNPROVEN].action(self, reason)

@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from cellgate.proxy.request.prefill_decode import Handoff, Rendezvous
     from cellgate.proxy.request.routes import ModelPlace
     from cellgate.proxy.request.services import Admission
-    from cellgate.proxy.resume.replay import EventRewriter, ReplayBuffer
+    from cellgate.proxy.resume.chat import NextPart
 
 
 _NODES_ON_LOOP = LIMITS.json_nodes_on_loop
@@ -371,7 +371,7 @@ def begin(exchange: Exchange, lease: Lease, *, fresh: bool) -> None:
     exchange.state = PROVING
     lines = exchange.gate.pool(lease.unit_state).lines
     head = partial(head_for_unit, request, exchange.client, exchange.response, lines)
-    exchange.stream_resume.begin(exchange, lease.unit_state, head, fresh=fresh)
+    exchange.stream_resume.begin(exchange.proven, lease.unit_state, head, fresh=fresh)
 
 
 def _bare(body: bytes) -> bytes | None:
@@ -429,16 +429,15 @@ def _begin_leg(exchange: Exchange, lease: Lease, target: bytes, body: bytes) -> 
     return True
 
 
-def resume(
-    exchange: Exchange, target: bytes, body: bytes, replay: ReplayBuffer, joiner: EventRewriter
-) -> None:
-    """The unit has proven that it can resume the stream: send `body` to its path `target`."""
+def resume(exchange: Exchange, part: NextPart) -> None:
+    """The unit has proven that it can resume the stream: send it the next part."""
     attempt = exchange.in_flight()
+    assert exchange.stream_resume is not None
     exchange.state = ExchangeState.RESUMED
-    attempt.resume_with(replay, joiner)
-    if _begin_leg(exchange, attempt.lease, target, body):
+    attempt.resume_with(exchange.stream_resume.replay, part.joiner)
+    if _begin_leg(exchange, attempt.lease, part.target, part.body):
         return
-    send_request(exchange, attempt, target, body, fresh=False)
+    send_request(exchange, attempt, part.target, part.body, fresh=False)
 
 
 def send_request(exchange: Exchange, attempt: Attempt, target: bytes, body: bytes, *, fresh: bool) -> None:

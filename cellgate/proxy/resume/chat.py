@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -590,33 +590,18 @@ def _last_events(stream: BrokenStream, tokens: Tokens) -> bytes:
 
 MakeHead = Callable[[bytes, int], bytes]
 """The head of a request to the unit, of a path and the length of a body."""
-Result = TypeVar("Result")
+Proven = NextPart | bytes | str | Failure
+"""What comes of a proof: what the unit gets next; the last events, because the text is complete; why the unit
+cannot resume the stream; or how it failed before that was known.
+"""
 
 
-class ProofOwner(Protocol):
-    """Who waits for the proof. One of these is called, or the `proven` of the questions."""
+class Questions:
+    """One proof, on one unit; `tell` gets its result, once, unless it is abandoned."""
 
-    def unproven(self, reason: str) -> None:
-        """The unit has answered, and the proof fails."""
-
-    def failed(self, failure: Failure) -> None:
-        """The unit failed before it was proven."""
-
-
-class Questions(Generic[Result]):
-    """One proof, on one unit; `proven` gets its result."""
-
-    def __init__(
-        self,
-        proof: Generator[ProofRequest, dict[str, Any], Result],
-        asker: ProofOwner,
-        proven: Callable[[Result], None],
-        pool: Pool,
-        head: MakeHead,
-    ) -> None:
+    def __init__(self, proof: PlainWay, tell: Callable[[Proven], None], pool: Pool, head: MakeHead) -> None:
         self._proof = proof
-        self._asker = asker
-        self._proven = proven
+        self._tell = tell
         self._pool = pool
         self._head = head
         self._optional = False
@@ -639,25 +624,25 @@ class Questions(Generic[Result]):
         if status >= 500 or status == 429:
             kind = FailureKind.BUSY if status in BUSY_STATUSES else FailureKind.UNIT_ERROR
             reason = f"it answered {status} to the check before resuming the stream"
-            self._asker.failed(Failure(kind, reason))
+            self._tell(Failure(kind, reason))
             return
         answer = object_of(body) if status == 200 else None
         if answer is None and not self._optional:
-            self._asker.unproven(f"its engine answered {status} to the check before resuming the stream")
+            self._tell(f"its engine answered {status} to the check before resuming the stream")
         else:
             self._ask(answer or {})
 
     def failed(self, failure: Failure) -> None:
-        self._asker.failed(failure)
+        self._tell(failure)
 
     def _ask(self, answer: dict[str, Any] | None, *, fresh: bool = False) -> None:
         try:
             # Sending None starts the generator.
             question = self._proof.send(answer)  # type: ignore[arg-type]
         except StopIteration as end:
-            self._proven(end.value)
+            self._tell(end.value)
         except UnprovenError as error:
-            self._asker.unproven(str(error))
+            self._tell(str(error))
         else:
             body = orjson.dumps(question.body)
             self._optional = question.is_optional
@@ -671,27 +656,11 @@ class Questions(Generic[Result]):
 # requests of the proof to the unit.
 
 
-class Resuming(Protocol):
-    """The exchange. One of these is called once after `Resumption.begin`, unless that is abandoned."""
-
-    def resume_with(self, target: bytes, body: bytes, replay: ReplayBuffer, joiner: EventRewriter) -> None:
-        """It is proven: send the unit's path `target` this, and join its answer to what was sent before."""
-
-    def conclude(self, events: bytes) -> None:
-        """The text is complete: these are the last events."""
-
-    def refused(self, reason: str) -> None:
-        """The unit cannot resume the stream, and neither could any other."""
-
-    def failed(self, failure: Failure) -> None:
-        """The unit failed before it was proven."""
-
-
 class Resumption:
     """One broken stream, of which `replay` has been shown."""
 
     # From `begin` on.
-    _owner: Resuming
+    _tell: Callable[[Proven], None]
     _pool: Pool
     _head: MakeHead
     _stream: BrokenStream
@@ -699,10 +668,10 @@ class Resumption:
 
     def __init__(self, request: Request, replay: ReplayBuffer, *, chat: bool) -> None:
         self._request = request
-        self._replay = replay
+        self.replay = replay
         self._chat = chat
         self._body: dict[str, Any] = orjson.loads(request.body)
-        self._questions: Questions[NextPart | bytes] | None = None
+        self._questions: Questions | None = None
         self._reason = ""
         """Why the first way failed."""
 
@@ -712,27 +681,29 @@ class Resumption:
 
     def why_not(self) -> str:
         """Why it cannot be continued as it stands; empty when it can, or is complete."""
-        has_ids = bool(self._replay.ways & TOKENS)
+        has_ids = bool(self.replay.ways & TOKENS)
         if reason := why_ineligible(self._body, chat=self._chat, has_ids=has_ids):
             if reason is LONG_STOPS:
                 reached("stop_bytes")
             return reason
-        transcript = plain(self._replay)
+        transcript = plain(self.replay)
         if not transcript.closed:
             return "it broke inside an event"
-        return transcript.why_not or ("" if self._replay.ways else "only its end is in the replay buffer")
+        return transcript.why_not or ("" if self.replay.ways else "only its end is in the replay buffer")
 
     def last_events(self) -> bytes | None:
         """The events that a complete text still lacks, if no unit is needed for them."""
-        transcript = plain(self._replay)
+        transcript = plain(self.replay)
         if transcript.is_done:
             return b""
         return ending(self._body, transcript, None, chat=self._chat) if transcript.finish else None
 
-    def begin(self, owner: Resuming, pool: Pool, engine: str, head: MakeHead, *, fresh: bool = False) -> None:
-        """Ask a unit that runs `engine` to resume the stream; `owner` gets the result."""
-        self._owner, self._pool, self._head = owner, pool, head
-        request, replay = self._request, self._replay
+    def begin(
+        self, tell: Callable[[Proven], None], pool: Pool, engine: str, head: MakeHead, *, fresh: bool = False
+    ) -> None:
+        """Ask a unit that runs `engine` to resume the stream; `tell` gets the result."""
+        self._tell, self._pool, self._head = tell, pool, head
+        request, replay = self._request, self.replay
         self._stream = BrokenStream(
             self._body, request.body, request.target, plain(replay), replay.ways, self._chat, engine
         )
@@ -743,26 +714,18 @@ class Resumption:
         if self._questions is not None:
             self._questions.abandon()
 
-    # -- the result of a proof -----------------------------------------------------------------------------
-
-    def unproven(self, reason: str) -> None:
-        """The unit cannot go on in this way; the first reason is told, if no other way is left."""
-        self._reason = self._reason or reason
-        self._try_next()
-
-    def failed(self, failure: Failure) -> None:
-        self._owner.failed(failure)
+    def _proven(self, found: Proven) -> None:
+        """If the unit cannot go on in this way, the first reason is told when no other way is left."""
+        if isinstance(found, str):
+            self._reason = self._reason or found
+            self._try_next()
+        else:
+            self._tell(found)
 
     def _try_next(self, *, fresh: bool = False) -> None:
         if not self._left:
-            self._owner.refused(self._reason or "there is no way to continue it")
+            self._tell(self._reason or "there is no way to continue it")
             return
         way = self._left.pop(0)(self._stream)
-        self._questions = Questions(way, self, self._proven, self._pool, self._head)
+        self._questions = Questions(way, self._proven, self._pool, self._head)
         self._questions.begin(fresh=fresh)
-
-    def _proven(self, found: NextPart | bytes) -> None:
-        if isinstance(found, bytes):
-            self._owner.conclude(found)
-        else:
-            self._owner.resume_with(found.target, found.body, self._replay, found.joiner)

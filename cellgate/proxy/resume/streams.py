@@ -12,13 +12,12 @@ from typing import Any, NamedTuple, Protocol
 
 import orjson
 
-from cellgate.proxy.http.errors import Failure
 from cellgate.proxy.http.request import Request
 from cellgate.proxy.http.unit import Pool
 from cellgate.proxy.observe.counters import ResumeKind
 from cellgate.proxy.resume import messages, responses
 from cellgate.proxy.resume.blocks import BlockJoiner, BlockTranscript, Dialect, last_of
-from cellgate.proxy.resume.chat import MakeHead, NextPart, Questions, Resuming, Resumption
+from cellgate.proxy.resume.chat import MakeHead, NextPart, Proven, Questions, Resumption
 from cellgate.proxy.resume.eligible import AGAIN, OPEN, FieldRules, ways_of
 from cellgate.proxy.resume.messages import Chat, given, prove_prompt
 from cellgate.proxy.resume.proof import ProofRequest, UnprovenError
@@ -37,7 +36,9 @@ OF_TOKENS = ("vllm", "")
 
 
 class ResumeMethod(Protocol):
-    """How one broken stream is resumed."""
+    """How one broken stream, of which `replay` has been shown, is resumed."""
+
+    replay: ReplayBuffer
 
     @property
     def is_proving(self) -> bool:
@@ -49,8 +50,12 @@ class ResumeMethod(Protocol):
     def last_events(self) -> bytes | None:
         """The events that a complete text still lacks, if no unit is needed for them."""
 
-    def begin(self, owner: Resuming, pool: Pool, engine: str, head: MakeHead, *, fresh: bool = False) -> None:
-        """Ask a unit that runs `engine` to resume the stream; `owner` gets the result."""
+    def begin(
+        self, tell: Callable[[Proven], None], pool: Pool, engine: str, head: MakeHead, *, fresh: bool = False
+    ) -> None:
+        """Ask a unit that runs `engine` to resume the stream; `tell` gets the result, once, unless that is
+        abandoned.
+        """
 
     def abandon(self) -> None:
         """Stop asking."""
@@ -76,12 +81,11 @@ class BlockResumption:
     """One broken stream, of which `replay` has been shown."""
 
     def __init__(self, request: Request, replay: ReplayBuffer, api: BlockApi) -> None:
-        self._owner: Resuming
         self._api = api
         self._request = request
-        self._replay = replay
+        self.replay = replay
         self._body: dict[str, Any] = orjson.loads(request.body)
-        self._questions: Questions[NextPart | bytes] | None = None
+        self._questions: Questions | None = None
 
     @property
     def is_proving(self) -> bool:
@@ -94,7 +98,7 @@ class BlockResumption:
         shown = self._shown()
         if not shown.closed:
             return "it broke inside an event"
-        return shown.why_not or ("" if self._replay.ways else "only its end is in the replay buffer")
+        return shown.why_not or ("" if self.replay.ways else "only its end is in the replay buffer")
 
     def last_events(self) -> bytes | None:
         """The events that a complete text still lacks, if no unit is needed for them."""
@@ -103,34 +107,21 @@ class BlockResumption:
             return b""
         return last_of(self._api.dialect, shown, None) if shown.finish else None
 
-    def begin(self, owner: Resuming, pool: Pool, engine: str, head: MakeHead, *, fresh: bool = False) -> None:
-        """Ask a unit that runs `engine` to resume the stream; `owner` gets the result."""
-        self._owner = owner
+    def begin(
+        self, tell: Callable[[Proven], None], pool: Pool, engine: str, head: MakeHead, *, fresh: bool = False
+    ) -> None:
+        """Ask a unit that runs `engine` to resume the stream; `tell` gets the result."""
         request = self._request
         proof = next_part(self._api, self._body, request.body, request.target, self._shown(), engine)
-        self._questions = Questions(proof, self, self._proven, pool, head)
+        self._questions = Questions(proof, tell, pool, head)
         self._questions.begin(fresh=fresh)
 
     def abandon(self) -> None:
         if self._questions is not None:
             self._questions.abandon()
 
-    # -- the result of the proof ---------------------------------------------------------------------------
-
-    def unproven(self, reason: str) -> None:
-        self._owner.refused(reason)
-
-    def failed(self, failure: Failure) -> None:
-        self._owner.failed(failure)
-
-    def _proven(self, found: NextPart | bytes) -> None:
-        if isinstance(found, bytes):
-            self._owner.conclude(found)
-        else:
-            self._owner.resume_with(found.target, found.body, self._replay, found.joiner)
-
     def _shown(self) -> BlockTranscript:
-        shown = self._replay.read()
+        shown = self.replay.read()
         assert isinstance(shown, BlockTranscript)
         return shown
 
