@@ -28,8 +28,9 @@ from cellgate.proxy.request import answers, failures, start
 from cellgate.proxy.request.attempt import Attempt
 from cellgate.proxy.request.body import read_ask
 from cellgate.proxy.request.continuation import StreamResume
-from cellgate.proxy.request.exchange import Exchange, ExchangeEvent, ExchangeState, Selection, Transition
+from cellgate.proxy.request.exchange import Exchange, Selection
 from cellgate.proxy.request.large_bodies import LargeReads
+from cellgate.proxy.request.life import ExchangeEvent, ExchangeState, RequestLife, Transition
 from cellgate.proxy.request.response import Response
 from cellgate.proxy.request.services import Services
 from cellgate.proxy.request.table import EXCHANGE_TABLE, IMPOSSIBLE_EVENTS
@@ -44,6 +45,7 @@ END_S = 6.0
 """A client is told within this: a connection that is not closed in good order is cut after 5 s."""
 CLASSES = (
     *(
+        RequestLife,
         Exchange,
         Response,
         Selection,
@@ -69,12 +71,12 @@ _CALLED_BY_THE_LOOP = (
 )
 NOT_TOLD = {
     # What ends a request that has failed, and so is not to fail itself.
-    *("Exchange.crashed", "ending.collapse", "ending._endings", "Services.defect", "Pool.report"),
+    *("RequestLife.crashed", "ending.collapse", "ending._endings", "Services.defect", "Pool.report"),
     *("ClientConnection.crashed", "UnitConnection._crash"),
     # They would fail in the loop: what they consist of is made to fail.
     *("ClientConnection.__init__", "RequestReader.__init__", "Pool._settled", "ClientConnection._begin"),
     *(f"{side}.{name}" for side in ("ClientConnection", "UnitConnection") for name in _CALLED_BY_THE_LOOP),
-    *("UnitConnection._fail", "Attempt.on_failed", "Call.on_failed", "Exchange.asked"),
+    *("UnitConnection._fail", "Attempt.on_failed", "Call.on_failed", "RequestLife.asked"),
     # These give back, and do nothing else.
     *("ClientConnection._release", "ClientConnection.close", "Selection.cancel"),
     # How a gate lives, not a request.

@@ -15,6 +15,7 @@ from cellgate.proxy.http.turns import ReadScheduler
 from cellgate.proxy.http.unit import Pool, UnitConnection
 from cellgate.proxy.observe.access_log import Finished
 from cellgate.proxy.request.attempt import Attempt
+from cellgate.proxy.request.life import RequestLife
 from cellgate.proxy.request.ports import Dispatcher
 from cellgate.proxy.request.response import Response
 from cellgate.proxy.request.services import Services
@@ -96,7 +97,7 @@ class Rig:
         request = Request(0.0, [], [], [])
         request.http10, request.method, request.given_id = self._http10, self.method.encode(), b"1"
         self.response = Response(cast(Services, self), cast(ClientConnection, self), request, "chat")
-        self.attempt = Attempt(self, cast(Dispatcher, self), self.response, self.lease)
+        self.attempt = Attempt(cast(RequestLife, self), cast(Dispatcher, self), self.response, self.lease)
         self.attempt.send(b"HEAD OF THE REQUEST", b"", cast(Pool, self), to_head=self._to_head, fresh=False)
 
     def again(self) -> None:

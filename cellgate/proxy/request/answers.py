@@ -11,8 +11,8 @@ from cellgate.proxy.http.reply import with_own_origin
 from cellgate.proxy.observe.counters import ResumeResult
 from cellgate.proxy.request.answer_limits import ANSWER_TOKENS_MAX
 from cellgate.proxy.request.doubts import outcome_of_doubt, possible_usage
-from cellgate.proxy.request.exchange import ExchangeState
 from cellgate.proxy.request.failures import not_resumed, try_again
+from cellgate.proxy.request.life import ExchangeState
 from cellgate.proxy.request.response import failure_of, outcome_of
 from cellgate.proxy.request.routes import GENERATE, UNLISTED
 from cellgate.proxy.request.second_opinion import served, shown_whole

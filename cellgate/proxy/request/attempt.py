@@ -13,7 +13,7 @@ It owns its lease and its connection. Rules:
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from cellgate.proxy.http.errors import Failure, FailureKind
 from cellgate.proxy.http.reply import ReplyHead
@@ -28,6 +28,9 @@ from cellgate.proxy.resume.replay import EventFilter, EventRewriter, ReplayBuffe
 from cellgate.proxy.resume.streams import STREAMS
 from cellgate.router.nouns import Outcome
 from cellgate.router.unit_state import Lease
+
+if TYPE_CHECKING:
+    from cellgate.proxy.request.life import RequestLife
 
 PLAIN_BYTES = 64 << 10
 """A plain body of no more bytes is held until it is whole. Engines compute all of it before its head."""
@@ -45,7 +48,7 @@ class Attempt:
         "_dispatcher",
         "_event_filter",
         "_has_head",
-        "_owner",
+        "_life",
         "_plain",
         "_pool",
         "_request",
@@ -65,8 +68,8 @@ class Attempt:
     # From the first doubt on.
     is_clients: bool
 
-    def __init__(self, owner: Owner, dispatcher: Dispatcher, response: Response, lease: Lease) -> None:
-        self._owner = owner
+    def __init__(self, life: RequestLife, dispatcher: Dispatcher, response: Response, lease: Lease) -> None:
+        self._life = life
         self._dispatcher = dispatcher
         self._response = response
         self._conn: UnitConnection | None = None
@@ -128,7 +131,7 @@ class Attempt:
         if not is_ours:
             self._conn = None
         if is_ours or not self.over:
-            guarded(self._owner, self._owner.failed, failure)
+            guarded(self._life, self._life.failed, failure)
 
     def abandon(self) -> None:
         """Stop: the client left, or the request moves elsewhere. The unit's connection closes at once."""
@@ -156,7 +159,7 @@ class Attempt:
         """The unit resumes a stream of which `replay` was shown; `joiner` joins both parts."""
         self._response.replay = replay
         event_filter = self._event_filter = self._event_filter or EventFilter(
-            is_idle=are_idle, may_hold=self._owner.may_hold
+            is_idle=are_idle, may_hold=self._life.may_hold
         )
         event_filter.joiner = joiner
 
@@ -260,7 +263,7 @@ class Attempt:
             # Most are.
             return True
         what = self._wrong_with(shape, body, ended=ended)
-        if not what or not self._owner.doubts(what, body):
+        if not what or not self._life.doubts(what, body):
             return True
         self.over, self._conn = True, None
         if not ended:
@@ -287,7 +290,7 @@ class Attempt:
         if (event_filter := self._event_filter) is None:
             is_idle = None if self.shape is None else are_idle
             event_filter = self._event_filter = EventFilter(
-                strips=self.tells > 0, is_idle=is_idle, may_hold=self._owner.may_hold
+                strips=self.tells > 0, is_idle=is_idle, may_hold=self._life.may_hold
             )
         begun = event_filter.begin(body, ended=conn.reply.ended)
         if isinstance(begun, Failure):
@@ -308,12 +311,12 @@ class Attempt:
         if begun is None and body:
             event_filter.note_idle(self._response.now())
         if begun is not None and event_filter.joiner is not None and conn.reply.ended and are_idle(begun):
-            return None if self._owner.doubts(NO_TOKEN, begun) else begun
+            return None if self._life.doubts(NO_TOKEN, begun) else begun
         return begun
 
     def _ends_empty(self, reason: str, conn: UnitConnection) -> None:
         """A stream has ended in good order without an event: nobody died, and others may say the same."""
-        if self.shape is not None and self._owner.doubts(NO_TOKEN, b""):
+        if self.shape is not None and self._life.doubts(NO_TOKEN, b""):
             self.over, self._conn = True, None
         else:
             self._abort(conn, Failure(FailureKind.GARBAGE, reason))
@@ -355,7 +358,7 @@ class Attempt:
 
     def _begin(self, head: ReplyHead, pieces: list[bytes], conn: UnitConnection) -> bool:
         """Whether the reply that begins with `head` is one for the client."""
-        if not self._owner.accepts(head, pieces):
+        if not self._life.accepts(head, pieces):
             self.over = True
             self._conn = None
             conn.discard()
@@ -384,7 +387,7 @@ class Attempt:
         else:
             lease.commit(at)
         response.commit(lease.unit_state, at, body, whole=conn.reply.ended)
-        self._owner.committed(body, at)
+        self._life.committed(body, at)
         event_filter = self._event_filter
         if (is_whole and event_filter is None) or not response.is_events:
             self._show(data, body, None, conn)
@@ -408,7 +411,7 @@ class Attempt:
         response, event_filter, failure = self._response, self._event_filter, None
         if response.is_events and not (event_filter is None and are_whole(body)):
             event_filter = self._event_filter = event_filter or EventFilter(
-                strips=self.tells > 0, may_hold=self._owner.may_hold
+                strips=self.tells > 0, may_hold=self._life.may_hold
             )
             body, failure = event_filter.feed(body, ended=conn.reply.ended)
             response.in_event = event_filter.in_event
@@ -437,7 +440,7 @@ class Attempt:
                 conn.drop()
             self.over = True
             self._conn = None
-            guarded(self._owner, self._owner.done)
+            guarded(self._life, self._life.done)
 
     @property
     def aborted(self) -> bytes:
@@ -448,29 +451,7 @@ class Attempt:
         self.over = True
         self._conn = None
         conn.drop()
-        guarded(self._owner, self._owner.failed, failure)
-
-
-class Owner(Protocol):
-    """The exchange that an attempt, or a leg, belongs to. Attempt and exchange know each other: without this
-    port their modules would import each other.
-    """
-
-    def accepts(self, head: ReplyHead, pieces: list[bytes]) -> bool:
-        """Whether this reply is sent to the client, of which these pieces have come with its head; False: the
-        owner has moved to another unit.
-        """
-
-    def doubts(self, what: str, body: bytes) -> bool:
-        """Whether an answer with something wrong about it is not shown: the owner has moved elsewhere."""
-
-    def may_hold(self, size: int) -> bool:
-        """Whether there is memory for so many more bytes that are not shown yet."""
-
-    def crashed(self, error: Exception) -> None: ...
-    def committed(self, first: bytes, at: float) -> None: ...
-    def done(self) -> None: ...
-    def failed(self, failure: Failure) -> None: ...
+        guarded(self._life, self._life.failed, failure)
 
 
 def what_status(status: int, body: bytes) -> str:

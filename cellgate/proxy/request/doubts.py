@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from cellgate.proxy.request.answer_shape import ENDLESS, NO_TEXT, NONE_COUNTED, NOTHING, REPEATS
-from cellgate.proxy.request.exchange import ExchangeState
+from cellgate.proxy.request.life import ExchangeState
 from cellgate.proxy.request.ports import ImpossibleUsage
 from cellgate.proxy.request.response import NO_PATH, Doubt
 from cellgate.proxy.request.token_usage import CappedUsage

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from cellgate.proxy.http.errors import Failure
 from cellgate.proxy.observe.counters import ResumeResult
 from cellgate.proxy.request.doubts import drop
-from cellgate.proxy.request.exchange import ExchangeState
+from cellgate.proxy.request.life import ExchangeState
 from cellgate.router.nouns import Outcome
 
 if TYPE_CHECKING:

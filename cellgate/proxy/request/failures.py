@@ -14,7 +14,7 @@ from cellgate.proxy.request.answer_shape import COMMENTS_ONLY, EVENTS_ONLY, are_
 from cellgate.proxy.request.continuation import StreamResume, find_way
 from cellgate.proxy.request.departed import follow
 from cellgate.proxy.request.doubts import able, keep_aborted, unsure
-from cellgate.proxy.request.exchange import ExchangeState
+from cellgate.proxy.request.life import ExchangeState
 from cellgate.proxy.request.routes import UNLISTED
 from cellgate.proxy.request.second_opinion import doubt, look_again, repeated
 from cellgate.proxy.request.start import (

@@ -41,7 +41,7 @@ from cellgate.router.nouns import (
 from cellgate.router.unit_state import Lease
 
 if TYPE_CHECKING:
-    from cellgate.proxy.request.attempt import Owner
+    from cellgate.proxy.request.life import RequestLife
     from cellgate.proxy.request.ports import Pending
     from cellgate.proxy.request.services import Services
     from cellgate.proxy.request.unclaimed_blocks import HeadFor
@@ -71,7 +71,7 @@ class PrefillLeg:
         "_gate",
         "_head",
         "_lease",
-        "_owner",
+        "_life",
         "_pending",
         "_prefilled",
         "_prompt",
@@ -85,7 +85,7 @@ class PrefillLeg:
 
     def __init__(
         self,
-        owner: Owner,
+        life: RequestLife,
         prefilled: Callable[[Handoff | Rendezvous | None], None],
         gate: Services,
         decoder: Lease,
@@ -93,7 +93,7 @@ class PrefillLeg:
         prompt: PromptLeg | Rendezvous,
         head: HeadFor,
     ) -> None:
-        self._owner, self._prefilled = owner, prefilled
+        self._life, self._prefilled = life, prefilled
         self._gate = gate
         self._prompt = prompt
         self._head = head
@@ -136,7 +136,7 @@ class PrefillLeg:
             self._prefilled(prompt)
 
     def crashed(self, error: Exception) -> None:
-        self._owner.crashed(error)
+        self._life.crashed(error)
 
     def tick(self, now: float) -> None:
         waited_s = now - self._begun_at
@@ -177,10 +177,10 @@ class PrefillLeg:
     # -- the prefiller's answer ----------------------------------------------------------------------------
 
     def answered(self, status: int, body: bytes) -> None:
-        guarded(self._owner, self._take, status, body)
+        guarded(self._life, self._take, status, body)
 
     def failed(self, failure: Failure) -> None:
-        guarded(self._owner, self._fail, failure)
+        guarded(self._life, self._fail, failure)
 
     def _take(self, status: int, body: bytes) -> None:
         lease, call, gate = self._lease, self._call, self._gate
@@ -219,7 +219,7 @@ class PrefillLeg:
             # The failure of either side, or of the way between them.
             said = f"answered {status}" if status >= 500 else f"reported {message_of(body)}"
             self._release(Outcome.EVICTED)
-            self._owner.failed(Failure(FailureKind.TRANSFER_FAILED, f"unit {unit} {said}"))
+            self._life.failed(Failure(FailureKind.TRANSFER_FAILED, f"unit {unit} {said}"))
         elif status >= 400:
             # The decoder answers the same to the client.
             self._release(outcome_of(status))
@@ -247,7 +247,7 @@ class PrefillLeg:
         self._drop(failure.message)
 
     def _evicted(self) -> None:
-        guarded(self._owner, self._fail, Failure(FailureKind.EVICTED, "it went down, or was paused"))
+        guarded(self._life, self._fail, Failure(FailureKind.EVICTED, "it went down, or was paused"))
 
     def _release(self, outcome: Outcome) -> None:
         lease, self._lease = self._lease, None
@@ -259,7 +259,7 @@ class PrefillLeg:
     def _drop(self, reason: str) -> None:
         self._gate.reports.send(self._step(LEG_LOST, reason=reason))
         if self.split.together:
-            self._owner.failed(Failure(FailureKind.PREFILL_LOST, reason))
+            self._life.failed(Failure(FailureKind.PREFILL_LOST, reason))
         else:
             self._prefilled(None)
 

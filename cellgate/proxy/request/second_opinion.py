@@ -31,7 +31,7 @@ from cellgate.proxy.request.doubts import (
     show_first,
     unsure,
 )
-from cellgate.proxy.request.exchange import ExchangeState
+from cellgate.proxy.request.life import ExchangeState
 from cellgate.proxy.request.ports import Refuses
 from cellgate.proxy.request.response import NO_PATH, Doubt, HeldAnswer
 from cellgate.proxy.request.start import find_unit, refuse

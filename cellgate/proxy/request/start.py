@@ -19,7 +19,7 @@ from cellgate.proxy.request.attempt import Attempt
 from cellgate.proxy.request.body import is_large, plain_ask, read_ask, stored_ask
 from cellgate.proxy.request.content_coding import Decoding, unsupported
 from cellgate.proxy.request.doubts import show_first, spared
-from cellgate.proxy.request.exchange import ExchangeState
+from cellgate.proxy.request.life import ExchangeState
 from cellgate.proxy.request.models import (
     LATEST,
     ModelChoice,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from cellgate.proxy.request import ends, failures, second_opinion, start
 from cellgate.proxy.request.answers import commit, finish, judge_head
 from cellgate.proxy.request.departed import follow
-from cellgate.proxy.request.exchange import ExchangeEvent, ExchangeState, Table, Transition
+from cellgate.proxy.request.life import ExchangeEvent, ExchangeState, Table, Transition
 
 _S, _E = ExchangeState, ExchangeEvent
 _SENT = (_S.BUFFERING, _S.PROVING, _S.RESUMED)
