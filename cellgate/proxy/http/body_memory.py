@@ -14,7 +14,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from math import inf
+from typing import TYPE_CHECKING
 
 from cellgate.proxy.config.limits import LIMITS, reached
 
@@ -122,13 +123,25 @@ def wanted(size: int, length: int) -> int:
     return max(size, min(length, _AHEAD * size))
 
 
-class ArrivingBody(Protocol):
-    """A body that is not whole yet."""
+class ArrivingBody:
+    """A body that is not whole yet, and who pays for it. `abort` has it give back what it holds: others need
+    that.
+    """
 
-    payer: str
+    __slots__ = ("abort", "begun_at", "payer", "request")
+
+    def __init__(self, request: Request, payer: str, begun_at: float, abort: Callable[[], None]) -> None:
+        self.request = request
+        self.payer = payer
+        self.begun_at = begun_at
+        self.abort = abort
 
     def whole_in_s(self, now: float) -> float:
-        """How long it will hold its memory before it is whole, by how fast it has come; 0: give it time."""
-
-    def abort(self) -> None:
-        """Others need its memory."""
+        """How long it will hold its memory before it is whole, by how fast it has come; 0: it has had no time
+        yet to show it.
+        """
+        request, age_s = self.request, now - self.begun_at
+        if age_s <= LIMITS.body_stall_s:
+            return 0.0
+        left = request.length - request.body_size if request.length else inf
+        return age_s * left / max(request.body_size, 1)

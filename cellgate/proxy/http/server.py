@@ -23,7 +23,7 @@ from math import inf
 from typing import cast
 
 from cellgate.proxy.config.limits import LIMITS, reached
-from cellgate.proxy.http.body_memory import wanted
+from cellgate.proxy.http.body_memory import ArrivingBody, wanted
 from cellgate.proxy.http.client import ClientExchange, ConnectionHost
 from cellgate.proxy.http.errors import Failure, FailureKind, error_body
 from cellgate.proxy.http.heads import own_response
@@ -497,11 +497,11 @@ _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 class Intake:
     """What one client has sent. `queue` has complete requests that wait to be answered.
 
-    `begun_at` is when the last request began (0: there was none); `awaiting_memory`: a body is held back;
-    `payer` is whose body it is, once a part of it has come.
+    `begun_at` is when the last request began (0: there was none); `awaiting_memory`: a body is held back.
     """
 
     __slots__ = (
+        "_body",
         "_client",
         "_grown_at",
         "_grown_from",
@@ -509,7 +509,6 @@ class Intake:
         "_owes_continue",
         "awaiting_memory",
         "begun_at",
-        "payer",
         "queue",
         "reader",
     )
@@ -520,7 +519,8 @@ class Intake:
         self._owes_continue = False
         # Since when, and from which size on, a body has come at less than the least rate.
         self._grown_at, self._grown_from = 0.0, 0
-        self.payer = ""
+        # One of which a part has come.
+        self._body: ArrivingBody | None = None
         self.reader = RequestReader(self, host.limits, host.now, host.routing_fields)
         # No deque: an empty one takes 760 bytes, for each client.
         self.queue: list[Request | Failure] = []
@@ -552,9 +552,10 @@ class Intake:
         self._owes_continue, now = False, self._host.now()
         if self._grew_in(request, now):
             self._grown_at, self._grown_from = now, request.body_size
-        if not request.reserved:
-            self.payer = self._host.body_payer(self._client.peer, request)
-        if not self.awaiting_memory and not self._reserve(request):
+        if (body := self._body) is None:
+            payer = self._host.body_payer(self._client.peer, request)
+            self._body = body = ArrivingBody(request, payer, self.begun_at, self._abort)
+        if not self.awaiting_memory and not self._reserve(body):
             self.awaiting_memory = True
             if self._client.exchange is None:
                 self._client.deadline = now + self._host.limits.body_timeout_s
@@ -565,8 +566,7 @@ class Intake:
         self._owes_continue = False
         self.queue.append(request)
         self._client.deadline = inf
-        if request.reserved:
-            self._host.memory.arrived(self)
+        self._end_body()
         # Bytes that have arrived need no reservation, but they count.
         self._host.memory.used += request.body_size - request.reserved
         request.reserved = request.body_size
@@ -615,6 +615,8 @@ class Intake:
             self._client.deadline = now + self._host.limits.idle_timeout_s
         else:
             self.begun_at = self._grown_at = now
+            if self._body is not None:
+                self._body.begun_at = now
             self._client.deadline = now + self._host.limits.head_timeout_s
             self._maybe_continue()
         return not self.queue and not reader.unread
@@ -641,17 +643,7 @@ class Intake:
         holds = request is not None and request.reserved > 0 and not self.awaiting_memory
         return holds and now - self._grown_at > LIMITS.body_stall_s
 
-    def whole_in_s(self, now: float) -> float:
-        """How long its body will hold its memory before it is whole, by how fast it has come; 0: it has had
-        no time yet to show it.
-        """
-        request = self.reader.request
-        if request is None or (age_s := now - self.begun_at) <= LIMITS.body_stall_s:
-            return 0.0
-        left = request.length - request.body_size if request.length else inf
-        return age_s * left / max(request.body_size, 1)
-
-    def abort(self) -> None:
+    def _abort(self) -> None:
         """Others need the memory of its body."""
         why = (
             "others wait for memory, of which bodies of this client hold most; send fewer at once, or faster"
@@ -689,23 +681,23 @@ class Intake:
             self._owes_continue = False
             self._client.send(_CONTINUE)
 
-    def _reserve(self, request: Request) -> bool:
+    def _reserve(self, body: ArrivingBody) -> bool:
         """Reserve memory for the body, or wait for some."""
+        request = body.request
         missing = wanted(request.body_size, request.length) - request.reserved
         if missing > 0:
-            if not self._host.memory.take(missing, request.reserved, self):
-                self._host.memory.wait(self._on_memory, self.payer)
+            if not self._host.memory.take(missing, request.reserved, body):
+                self._host.memory.wait(self._on_memory, body.payer)
                 return False
             request.reserved += missing
         return True
 
     def _on_memory(self) -> None:
         """Body memory came back: ask again for what was missing."""
-        request = self.reader.request
-        if request is not None and self._reserve(request):
+        if self._body is not None and self._reserve(self._body):
             self.awaiting_memory = False
             # Until now the gate kept the body from arriving.
-            self._grown_at, self._grown_from = self._host.now(), request.body_size
+            self._grown_at, self._grown_from = self._host.now(), self._body.request.body_size
             self._client.update_reading()
             self._client.serve()
 
@@ -715,9 +707,14 @@ class Intake:
 
     def _forget_unfinished(self) -> None:
         if (request := self.reader.forget()) is not None:
-            if request.reserved:
-                self._host.memory.arrived(self)
+            self._end_body()
             self._host.memory.release(request)
+
+    def _end_body(self) -> None:
+        """A body is whole, or gone."""
+        body, self._body = self._body, None
+        if body is not None:
+            self._host.memory.arrived(body)
 
     def _grew_in(self, request: Request, now: float) -> bool:
         """Whether its body has come at the least rate since that was last so."""

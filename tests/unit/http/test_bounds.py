@@ -11,9 +11,10 @@ import pytest
 
 from cellgate.proxy.config.limits import LIMITS, REACHED
 from cellgate.proxy.config.settings import KIB, MIB, Limits
-from cellgate.proxy.http.body_memory import BodyMemory
+from cellgate.proxy.http.body_memory import ArrivingBody, BodyMemory
 from cellgate.proxy.http.errors import FailureKind
 from cellgate.proxy.http.reply import HEAD_BYTES
+from cellgate.proxy.http.request import Request
 from cellgate.proxy.http.server import PIPELINED_BYTES
 from tests.wire.door import Door
 from tests.wire.rig import Rig
@@ -282,11 +283,12 @@ def test_who_still_lacks_memory_waits_again_in_the_same_order() -> None:
     assert served == [50, 30, 60]
 
 
-class Body:
-    """One that arrives; it gives back what it holds when it is given up."""
+class Body(ArrivingBody):
+    """It gives back what it holds when it is given up."""
 
     def __init__(self, memory: BodyMemory, payer: str, size: int, whole_in_s: float = inf) -> None:
-        self.payer, self.size, self.is_given_up = payer, size, False
+        super().__init__(Request(0.0, [], [], []), payer, 0.0, self._give_up)
+        self.size, self.is_given_up = size, False
         self._memory, self._whole_in_s = memory, whole_in_s
         self.has_memory = memory.take(size, 0, self)
         if not self.has_memory:
@@ -295,7 +297,7 @@ class Body:
     def whole_in_s(self, now: float) -> float:
         return self._whole_in_s
 
-    def abort(self) -> None:
+    def _give_up(self) -> None:
         self.is_given_up = True
         self._memory.arrived(self)
         self._memory.give(self.size)
