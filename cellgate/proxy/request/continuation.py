@@ -18,7 +18,7 @@ from cellgate.proxy.http.errors import Failure, FailureKind
 from cellgate.proxy.observe.counters import ResumeKind, ResumeResult
 from cellgate.proxy.request.body import has_more_nodes
 from cellgate.proxy.request.ports import Resumed
-from cellgate.proxy.resume.chat import MakeHead, Proven
+from cellgate.proxy.resume.chat import MakeHead, Proved
 from cellgate.proxy.resume.eligible import why_not_resumed
 from cellgate.proxy.resume.replay import ReplayBuffer, plain
 from cellgate.proxy.resume.shown import SentText
@@ -86,7 +86,7 @@ class StreamResume:
         assert self._resumption is not None
         return self._resumption.replay
 
-    def begin(self, tell: Callable[[Proven], None], state: UnitState, head: MakeHead, *, fresh: bool) -> None:
+    def begin(self, tell: Callable[[Proved], None], state: UnitState, head: MakeHead, *, fresh: bool) -> None:
         """Ask a unit to resume the stream; `tell` gets the result, once, unless that is abandoned."""
         assert self._resumption is not None
         self._resumption.begin(tell, self._gate.pool(state), state.engine, head, fresh=fresh)

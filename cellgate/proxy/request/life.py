@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from cellgate.proxy.http.request import Request
     from cellgate.proxy.request.response import Response
     from cellgate.proxy.request.services import Services
-    from cellgate.proxy.resume.chat import Proven
+    from cellgate.proxy.resume.chat import Proved
 
 
 class ExchangeState(IntEnum):
@@ -197,7 +197,7 @@ class RequestLife:
     def evicted(self) -> None:
         guarded(self, self.table[self.state, ON_EVICTED].action, self)
 
-    def proven(self, found: Proven) -> None:
+    def proven(self, found: Proved) -> None:
         """What came of asking the unit whether it can resume the stream."""
         match found:
             case Failure():

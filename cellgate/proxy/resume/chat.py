@@ -590,7 +590,7 @@ def _last_events(stream: BrokenStream, tokens: Tokens) -> bytes:
 
 MakeHead = Callable[[bytes, int], bytes]
 """The head of a request to the unit, of a path and the length of a body."""
-Proven = NextPart | bytes | str | Failure
+Proved = NextPart | bytes | str | Failure
 """What comes of a proof: what the unit gets next; the last events, because the text is complete; why the unit
 cannot resume the stream; or how it failed before that was known.
 """
@@ -599,7 +599,7 @@ cannot resume the stream; or how it failed before that was known.
 class Questions:
     """One proof, on one unit; `tell` gets its result, once, unless it is abandoned."""
 
-    def __init__(self, proof: PlainWay, tell: Callable[[Proven], None], pool: Pool, head: MakeHead) -> None:
+    def __init__(self, proof: PlainWay, tell: Callable[[Proved], None], pool: Pool, head: MakeHead) -> None:
         self._proof = proof
         self._tell = tell
         self._pool = pool
@@ -660,7 +660,7 @@ class Resumption:
     """One broken stream, of which `replay` has been shown."""
 
     # From `begin` on.
-    _tell: Callable[[Proven], None]
+    _tell: Callable[[Proved], None]
     _pool: Pool
     _head: MakeHead
     _stream: BrokenStream
@@ -699,7 +699,7 @@ class Resumption:
         return ending(self._body, transcript, None, chat=self._chat) if transcript.finish else None
 
     def begin(
-        self, tell: Callable[[Proven], None], pool: Pool, engine: str, head: MakeHead, *, fresh: bool = False
+        self, tell: Callable[[Proved], None], pool: Pool, engine: str, head: MakeHead, *, fresh: bool = False
     ) -> None:
         """Ask a unit that runs `engine` to resume the stream; `tell` gets the result."""
         self._tell, self._pool, self._head = tell, pool, head
@@ -714,7 +714,7 @@ class Resumption:
         if self._questions is not None:
             self._questions.abandon()
 
-    def _proven(self, found: Proven) -> None:
+    def _proven(self, found: Proved) -> None:
         """If the unit cannot go on in this way, the first reason is told when no other way is left."""
         if isinstance(found, str):
             self._reason = self._reason or found

@@ -17,7 +17,7 @@ from cellgate.proxy.http.unit import Pool
 from cellgate.proxy.observe.counters import ResumeKind
 from cellgate.proxy.resume import messages, responses
 from cellgate.proxy.resume.blocks import BlockJoiner, BlockTranscript, Dialect, last_of
-from cellgate.proxy.resume.chat import MakeHead, NextPart, Proven, Questions, Resumption
+from cellgate.proxy.resume.chat import MakeHead, NextPart, Proved, Questions, Resumption
 from cellgate.proxy.resume.eligible import AGAIN, OPEN, FieldRules, ways_of
 from cellgate.proxy.resume.messages import Chat, given, prove_prompt
 from cellgate.proxy.resume.proof import ProofRequest, UnprovenError
@@ -51,7 +51,7 @@ class ResumeMethod(Protocol):
         """The events that a complete text still lacks, if no unit is needed for them."""
 
     def begin(
-        self, tell: Callable[[Proven], None], pool: Pool, engine: str, head: MakeHead, *, fresh: bool = False
+        self, tell: Callable[[Proved], None], pool: Pool, engine: str, head: MakeHead, *, fresh: bool = False
     ) -> None:
         """Ask a unit that runs `engine` to resume the stream; `tell` gets the result, once, unless that is
         abandoned.
@@ -108,7 +108,7 @@ class BlockResumption:
         return last_of(self._api.dialect, shown, None) if shown.finish else None
 
     def begin(
-        self, tell: Callable[[Proven], None], pool: Pool, engine: str, head: MakeHead, *, fresh: bool = False
+        self, tell: Callable[[Proved], None], pool: Pool, engine: str, head: MakeHead, *, fresh: bool = False
     ) -> None:
         """Ask a unit that runs `engine` to resume the stream; `tell` gets the result."""
         request = self._request
