@@ -187,7 +187,7 @@ class EventLog:
         self._followers: set[Follower] = set()
         self._count = 0
         self._lasting: dict[ActionKind, tuple[EventRecord, float]] = {}
-        """The last event of each kind, and when it was said last."""
+        """The last event of each kind that may last, and when it was said last."""
         self._flips: dict[str, _UnitFlips] = {}
 
     def add(self, happened: Flip | Action, evicted: Sequence[Lease] = (), staying: int = 0) -> None:
@@ -205,7 +205,8 @@ class EventLog:
         else:
             event = head | _action_event(happened)
             self._log(_LEVELS.get(happened.kind, "info"), event["line"])
-            self._lasting[happened.kind] = (event, self._wall())
+            if happened.kind in _LASTING:
+                self._lasting[happened.kind] = (event, self._wall())
         self._events.append(event)
         self._tell(event)
 
