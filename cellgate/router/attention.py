@@ -30,7 +30,7 @@ REST_PART = 0.5
 """A unit that is not looked at rests: between two questions so much of the time passes that it has rested."""
 REST_AFTER_S = 1.0 / REST_PART
 """So long it is asked as often as others."""
-WOKEN_AT_ONCE = 64
+WOKEN_AT_ONCE = 16
 """All of a unit is asked when it rests no more: of so many on a tick. Of 250 that get their first requests in
 one moment, the questions would come before the first tokens.
 """
