@@ -220,3 +220,10 @@ def look(probe: Probe, context: FakePatient) -> list[Finding]:
         findings: list[Finding] = end.value
         return findings
     raise AssertionError("the look waits for something that is not the patient")
+
+
+def evidence_of(probe: Probe, context: FakePatient) -> Evidence:
+    """The same of a look that finds one piece of evidence and nothing else."""
+    [evidence] = look(probe, context)
+    assert isinstance(evidence, Evidence)
+    return evidence

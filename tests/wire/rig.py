@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
-from typing import Any, cast
+from typing import Any, Self, cast
 
 from cellgate.proxy.config.limits import LIMITS
 from cellgate.proxy.http.errors import Failure
@@ -108,7 +108,7 @@ class Rig:
         self.ends.clear()
         self._send_request()
 
-    def feed(self, reads: Iterable[bytes], *, close: bool = False) -> None:
+    def feed(self, reads: Iterable[bytes], *, close: bool = False) -> Self:
         """Let the unit's bytes arrive, one read after the other, and `close`, unless the gate has closed."""
         for data in reads:
             while self.due and not self.wire.reading:
@@ -117,6 +117,7 @@ class Rig:
                 self.conn.data_received(data)
         if close or self.wire.closed:
             self.conn.connection_lost(None)
+        return self
 
     def reply(self) -> Reply:
         """The reply as the client reads it, up to the end that it was told of."""

@@ -123,10 +123,7 @@ def test_a_bad_key_gets_one_line(tmp_path: Path, text: str, problem: str) -> Non
         ("nodes: [n0]", "nodes[0]: expected a mapping, found 'n0'; write {name: n0, …}"),
         ("nodes: [{name: n, role: follower}]", "nodes: expected exactly one node with role: leader, found 0"),
         ("nodes: [{name: n, role: leder}]", "nodes[0].role: expected a role: …; did you mean 'leader'?"),
-        (
-            "nodes: [{name: n, role: leader}, {name: n, role: follower}]",
-            "nodes[1].name: duplicate name 'n'",
-        ),
+        ("nodes: [{name: n, role: leader}, {name: n, role: follower}]", "nodes[1].name: duplicate name 'n'"),
     ],
 )
 def test_a_bad_unit_gets_one_line(tmp_path: Path, rest: str, problem: str) -> None:
@@ -138,47 +135,30 @@ def test_a_bad_unit_gets_one_line(tmp_path: Path, rest: str, problem: str) -> No
 PAGE = "url: 'http://x/m'"
 
 
+def exporter(rest: str, problem: str) -> Any:
+    return pytest.param(f"probe: exporter, {PAGE}{rest}", problem, marks=needs("node_probes"))
+
+
 @pytest.mark.parametrize(
     ("probe", "problem"),
     [
         ("probe: htpp", "[0].probe: expected a probe: exporter, grpc, http, tcp, …; did you mean 'http'?"),
         (PAGE, "[0].probe: required key is missing"),
         ("probe: tcp", "[0]: probe: tcp requires address"),
-        (
-            f"probe: tcp, address: 'x:1', {PAGE}",
-            "[0]: probe: tcp does not take url; it takes …address…",
-        ),
+        (f"probe: tcp, address: 'x:1', {PAGE}", "[0]: probe: tcp does not take url; it takes …address…"),
         (
             "probe: tcp, address: 'x:0'",
             "[0].address: expected HOST:PORT with a port from 1 to 65535, found 'x:0'",
         ),
-        (
-            "probe: http, url: 'http://x'",
-            "[0].url: …, found 'http://x'; add the path, such as …/health…",
-        ),
+        ("probe: http, url: 'http://x'", "[0].url: …, found 'http://x'; add the path, such as …/health…"),
         ("probe: http, url: 'http://u:s3cret@x/'", "[0].url: …, found a URL with '@' (not shown, …)"),
         ("probe: http, url: '/health'", "[0].url: expected http://HOST:PORT/PATH …, found '/health'"),
         (f"probe: http, {PAGE}, expect: [204]", "[0].expect: unknown key; known here: probe, url, …"),
-        (
-            "probe: grpc, address: 'x:1', service: ''",
-            "[0].service: expected a service name, …, found ''",
-        ),
-        pytest.param(
-            f"probe: exporter, {PAGE}",
-            "[0]: expected either rule or preset, found neither",
-            marks=needs("node_probes"),
-        ),
-        pytest.param(
-            f"probe: exporter, {PAGE}, preset: dcgm, rule: x > 1",
-            "[0]: expected either rule or preset, found both",
-            marks=needs("node_probes"),
-        ),
+        ("probe: grpc, address: 'x:1', service: ''", "[0].service: expected a service name, …, found ''"),
+        exporter("", "[0]: expected either rule or preset, found neither"),
+        exporter(", preset: dcgm, rule: x > 1", "[0]: expected either rule or preset, found both"),
         (f"probe: exporter, {PAGE}, preset: dgcm", "[0].preset: expected a preset: …; did you mean 'dcgm'?"),
-        pytest.param(
-            f"probe: exporter, {PAGE}, rule: x => 1",
-            "[0].rule: expected a rule such as …; did you mean '>='?",
-            marks=needs("node_probes"),
-        ),
+        exporter(", rule: x => 1", "[0].rule: expected a rule such as …; did you mean '>='?"),
         (f"probe: exporter, {PAGE}, rule: 3", "[0].rule: expected a rule such as …, found 3"),
     ],
 )
@@ -219,10 +199,7 @@ def test_two_probes_of_a_node_look_at_different_things(tmp_path: Path) -> None:
             "discover: {from: file, path: x, unit: {weight: 2}}",
             "discover: from: file does not take unit; it takes path",
         ),
-        (
-            "discover: {from: dns, host: a}",
-            "discover: from: dns requires port, except with record: SRV",
-        ),
+        ("discover: {from: dns, host: a}", "discover: from: dns requires port, except with record: SRV"),
         (
             "discover: {from: dns, host: a, record: SRV, port: 80}",
             "discover: record: SRV does not take port: each record has its own",
@@ -320,9 +297,7 @@ def test_a_fleets_router_has_the_units_of_others(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_gate_needs_units_and_a_fleets_router_redis_and_none_of_its_own(
-    tmp_path: Path, text: str, problem: str
-) -> None:
+def test_a_gate_needs_units_and_a_fleets_router_redis_alone(tmp_path: Path, text: str, problem: str) -> None:
     assert same(problems(tmp_path, f"policy: random\n{text}")[0], f"gate.yaml: {problem}")
 
 

@@ -9,8 +9,6 @@ import pytest
 
 from cellgate.proxy.config.key_file import PROBLEMS_MAX, KeyFileError, keys_in, read_keys
 
-# The file of keys: what it makes, and a line for each mistake, which never shows a value.
-
 A, B = (sha256(text).hexdigest() for text in (b"a", b"b"))
 
 

@@ -134,9 +134,7 @@ def test_how_a_node_is_probed_is_read_as_it_says(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("key", "names"), [("engine", ENGINES), ("canary", CANARIES), ("", POLICIES)])
-def test_every_engine_canary_and_policy_can_be_named(
-    tmp_path: Path, key: str, names: Collection[str]
-) -> None:
+def test_each_engine_canary_and_policy_can_be_named(tmp_path: Path, key: str, names: Collection[str]) -> None:
     for name in names:
         more = f", {key}: {name}" if key else ""
         text = f"cells: [{{name: a, units: [{{name: u, url: 'http://x'{more}}}]}}]"
@@ -298,9 +296,7 @@ def test_this_machine_is_trusted_and_who_is_named(peers: Peers, trusted: str, ot
         ("", "192.0.2.8", ""),
     ],
 )
-def test_who_pays_is_the_last_address_that_nobody_trusted_stands_behind(
-    peer: str, forwarded_for: str, payer: str
-) -> None:
+def test_who_pays_is_the_last_address_that_is_not_trusted(peer: str, forwarded_for: str, payer: str) -> None:
     assert payer_at(peer, forwarded_for, NAMED) == payer
 
 

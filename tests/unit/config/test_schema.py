@@ -392,8 +392,6 @@ def test_what_it_refuses_the_gate_refuses(tmp_path: Path, text: str) -> None:
 
 # The bounds in one place: each has a name in the metrics, and a row in the page that operators read.
 
-SECURITY = Path(__file__).parents[3] / "docs" / "security.md"
-
 
 def test_a_bound_that_took_effect_is_counted_by_its_name_here_and_in_workers() -> None:
     metrics, _ = make(A1)
@@ -412,7 +410,7 @@ def test_every_bound_is_positive_has_a_count_and_a_row_in_the_page_of_security_w
     bounds = {field.name: getattr(LIMITS, field.name) for field in fields(HardLimits)}
     assert list(REACHED) == list(bounds)
     assert all(bound > 0 for bound in bounds.values())
-    section = SECURITY.read_text().partition("\n## Limits\n")[2].partition("\n## ")[0]
+    section = (ROOT / "docs" / "security.md").read_text().partition("\n## Limits\n")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| `(\w+)` \| ([\d,]+)", section, re.MULTILINE)
     assert {name: int(figure.replace(",", "")) for name, figure in rows} == bounds
     with pytest.raises(KeyError):

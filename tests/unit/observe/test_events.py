@@ -14,8 +14,9 @@ from cellgate.proxy.config.load_process import ConfigError
 from cellgate.proxy.observe.defects import PLACES_KEPT, REPORT_EVERY_S, Defects
 from cellgate.proxy.observe.events import FLIPS_A_MINUTE, FOLLOWER_BACKLOG, KEPT, Action, EventLog
 from cellgate.proxy.request.response import Response
-from cellgate.router.board import Board, Flip
-from cellgate.router.nouns import Ask, Evidence, Fleet, Rules, Sign, Strength, Unit, Verdict
+from cellgate.router.board import Flip
+from cellgate.router.nouns import Ask, Evidence, Sign, Strength, Unit, Verdict
+from tests.unit.router.fleets import board_of
 from tests.wire.client import chat
 from tests.wire.stage import live, simulated, stage
 from tests.wire.unit import SSE_HEAD, chunk, in_turn, whole
@@ -31,8 +32,7 @@ def make() -> tuple[EventLog, list[tuple[str, str]]]:
 
 def test_a_unit_that_goes_down_gets_one_line_with_reason_and_what_comes_next() -> None:
     events, lines = make()
-    board = Board(Rules())
-    board.configure(Fleet(units=(Unit("a1", "a", "http://127.0.0.1:8101"),)), 0.0)
+    board = board_of(Unit("a1", "a", "http://127.0.0.1:8101"))
     leases = [board.open("a1", Ask(), 1.0, retry=False) for _ in range(32)]
     leases[7].commit(2.0)
     consequence = board.observe(REFUSED)
@@ -50,8 +50,7 @@ def test_a_unit_that_goes_down_gets_one_line_with_reason_and_what_comes_next() -
 
 def test_what_became_of_the_requests_is_in_the_event_and_told_once() -> None:
     events, lines = make()
-    board = Board(Rules())
-    board.configure(Fleet(units=(Unit("a1", "a", "http://127.0.0.1:8101"),)), 0.0)
+    board = board_of(Unit("a1", "a", "http://127.0.0.1:8101"))
     leases = [board.open("a1", Ask(), 1.0, retry=False) for _ in range(3)]
     events.became("a1", "went on")
     events.add(replace(DOWN, unit="a2"))
@@ -80,17 +79,11 @@ NOTHING_LOST = "warning it returns"
             "warning a canary is sent now; until it passes, other units are preferred",
         ),
         (Verdict.DOWN, Strength.STRONG, f"{NOTHING_LOST} after 2 canaries pass"),
-        (
-            Verdict.DOWN,
-            Strength.FATAL,
-            f"{NOTHING_LOST} once node a1-1 is healthy again and 2 canaries pass",
-        ),
+        (Verdict.DOWN, Strength.FATAL, f"{NOTHING_LOST} once node a1-1 is healthy again and 2 canaries pass"),
         (Verdict.PROBATION, Strength.STRONG, "info it gets requests once 2 canaries pass in a row"),
     ],
 )
-def test_every_verdict_says_what_becomes_of_the_unit_in_one_line(
-    after: Verdict, strength: Strength, said: str
-) -> None:
+def test_a_verdict_says_in_a_line_what_becomes_of_it(after: Verdict, strength: Strength, said: str) -> None:
     events, lines = make()
     why = Evidence("a1", Sign.BAD, strength, "agent", "gone\r\nunit a2 up", 5.0, node="a1-1")
     events.add(Flip("a1", "a", Verdict.PROBATION, after, 5.0, why))

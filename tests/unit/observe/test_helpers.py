@@ -53,12 +53,7 @@ def test_a_helper_that_fails_is_one_event_however_long_it_lasts_and_one_when_it_
     for _ in range(100):
         bench.look(HelperTrouble("does not answer, for another reason"))
     assert bench.helpers.shown() == [
-        {
-            "helper": "Redis",
-            "weight": "lost",
-            "says": "does not answer, for another reason",
-            "since_s": 100.0,
-        }
+        {"helper": "Redis", "weight": "lost", "says": "does not answer, for another reason", "since_s": 100.0}
     ]
     assert [family.samples[0].value for family in bench.helpers.collect()] == [0.0]
     assert bench.look(None) == ["helper_lost", "helper_back"]

@@ -51,7 +51,7 @@ from cellgate.router.nouns import (
 )
 from cellgate.router.outliers import Outlier
 from tests.unit.observe.test_logs import DONE as LOGGED
-from tests.unit.router.fleets import board_up
+from tests.unit.router.fleets import board_of, board_up
 
 A1 = Unit("a1", "a", "http://127.0.0.1:8101")
 A2 = Unit("a2", "a", "http://127.0.0.1:8102")
@@ -60,8 +60,7 @@ DONE = LOGGED._replace(ttft_s=0.2, events=12, bytes_in=100, bytes_out=900)
 
 
 def make(*units: Unit) -> tuple[Metrics, Board]:
-    board = Board(Rules())
-    board.configure(Fleet(units=units), 0.0)
+    board = board_of(*units)
     metrics, sides = Metrics(board), {"client": 5, "unit": 2}
     metrics.include(
         Exposition(metrics, waiting=lambda: 3, connections=lambda: sides, suspended=lambda: 7).collect
@@ -235,9 +234,7 @@ def test_what_is_handed_in_is_shown_and_what_an_alert_may_watch_is_there_at_zero
     assert {shown[name] for name in (*causes, *(f"cellgate_{other}" for other in others))} == {0}
 
 
-def test_a_removed_unit_vanishes_when_its_last_stream_has_ended_and_a_replaced_one_counts_both_lives() -> (
-    None
-):
+def test_a_removed_unit_vanishes_when_its_last_stream_ends_and_a_replaced_one_counts_both_lives() -> None:
     metrics, board = make(A1, A2)
     metrics.attempt("a1", Outcome.OK)
     leases = [board.open("a1", Ask(), 1.0, retry=False)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import orjson
@@ -14,7 +15,7 @@ from cellgate.probes.base import Reply, Trouble
 from cellgate.probes.canary import BLIND_IDLE, REFUSED_MAX_S, Canary, canary_timeout_s, late_at
 from cellgate.router.judge import CANARY_SOURCE
 from cellgate.router.nouns import Evidence, Load, Models, Rules, Served, Sign, Strength, Unit, Use, Verdict
-from tests.patient import Answer, FakePatient, look, reply
+from tests.patient import Answer, FakePatient, evidence_of, look, reply
 
 CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
 TOKEN = reply(200, b'{"choices": [{"message": {"content": "x"}}], "usage": {}}')
@@ -23,11 +24,7 @@ SIGHTED = Load("u", 99.0, running=1, progress=5.0, sighted=True)
 ENDED = b'{"choices": [{"message": {"content": ""}, "finish_reason": "stop"}]}'
 
 
-def fly(context: FakePatient) -> Evidence:
-    """One canary that brings evidence only."""
-    [evidence] = look(Canary(), context)
-    assert isinstance(evidence, Evidence)
-    return evidence
+fly = partial(evidence_of, Canary())
 
 
 def serves(*paths: str) -> Callable[[str], Answer]:
@@ -178,9 +175,7 @@ def test_it_asks_for_one_token_of_a_short_unique_prompt() -> None:
     ],
     ids=["told", "never an adapter", "none"],
 )
-def test_it_asks_for_what_is_served_first_when_no_model_is_known(
-    listed: bytes, names: tuple[str, ...]
-) -> None:
+def test_it_asks_for_what_is_served_first_if_no_model_is_known(listed: bytes, names: tuple[str, ...]) -> None:
     """And brings it home."""
 
     def answer(target: str) -> Answer:

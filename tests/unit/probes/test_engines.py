@@ -13,17 +13,8 @@ from cellgate.probes.base import Trouble
 from cellgate.probes.canary import Canary
 from cellgate.probes.engines import CANARIES, ENGINES, UNKNOWN, at, has_answer
 from cellgate.probes.served import EngineVersion, ModelList
-from cellgate.router.nouns import (
-    Build,
-    Built,
-    Evidence,
-    Models,
-    Served,
-    Sign,
-    Unit,
-    Verdict,
-)
-from tests.patient import Answer, FakePatient, look, reply
+from cellgate.router.nouns import Build, Built, Evidence, Models, Served, Sign, Unit, Verdict
+from tests.patient import Answer, FakePatient, evidence_of, look, reply
 
 ANSWERS: dict[str, Any] = {
     "chat": {"choices": [{"message": {"content": None}}]},
@@ -44,9 +35,7 @@ def fly(name: str, answer: Answer, about: bytes = METADATA) -> tuple[FakePatient
     """One canary through one API of a Triton server, or of any other."""
     context = FakePatient(lambda target: reply(200, about) if target == "/v2/models/m" else answer)
     context.unit = Unit("u", "c", "http://u", models=("m",), canary=name)
-    [evidence] = look(Canary(), context)
-    assert isinstance(evidence, Evidence)
-    return context, evidence
+    return context, evidence_of(Canary(), context)
 
 
 @pytest.mark.parametrize("name", CANARIES)
@@ -110,8 +99,7 @@ def test_a_model_that_a_triton_server_does_not_know_is_told_as_such() -> None:
     """Its page says so; nothing is asked of it."""
     about = reply(404, b'{"error": "Request for unknown model: \'m\' is not found"}')
     context = FakePatient(lambda _: about, unit=Unit("u", "c", "http://u", models=("m",), canary="infer"))
-    [evidence] = look(Canary(), context)
-    assert isinstance(evidence, Evidence)
+    evidence = evidence_of(Canary(), context)
     assert ([asked.method for asked in context.asked], evidence.sign) == (["GET"], Sign.NEUTRAL)
     assert evidence.reason.endswith("; it does not serve `m`: see what its engine was started with")
 
@@ -232,9 +220,7 @@ def test_an_answer_without_a_model_is_no_finding(answer: Answer) -> None:
     ],
     ids=str,
 )
-def test_it_asks_often_until_all_is_known_and_while_it_may_come_back_as_another(
-    changes: dict[str, Any],
-) -> None:
+def test_it_asks_often_until_all_is_known_and_while_it_may_return_as_another(changes: dict[str, Any]) -> None:
     """Then every half minute. Whatever it was known to be."""
     known = FakePatient(lambda _: VLLM, models=frozenset({"m"}), engine="triton")
     assert ModelList().due_at(known, 100.0) == 130.0

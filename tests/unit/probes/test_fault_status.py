@@ -129,9 +129,7 @@ def test_ranks_of_other_nodes_are_asked_where_their_probe_says() -> None:
     ("pages", "in_flight", "pause_s"),
     [({}, 1, 60.0), ({OLD: page("healthy")}, 0, 2.0), ({OLD: page("healthy")}, 1, 1.0)],
 )
-def test_an_engine_without_it_is_hardly_asked(
-    pages: dict[str, Answer], in_flight: int, pause_s: float
-) -> None:
+def test_one_without_it_is_hardly_asked(pages: dict[str, Answer], in_flight: int, pause_s: float) -> None:
     context = engine(pages, in_flight=in_flight)
     assert PROBE.due_at(context, 0.0) == 1.0
     look(PROBE, context)
@@ -209,9 +207,7 @@ def test_all_unhealthy_ranks_are_asked_to_retry_as_one_round(monkeypatch: pytest
 
 
 @pytest.mark.parametrize("late", ["", "n1"])
-def test_a_rank_that_is_healthy_is_asked_only_once_it_fails_as_well(
-    late: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_healthy_rank_is_asked_only_once_it_fails_too(late: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """vLLM refuses it before; and it fails when the other one leaves their group for the retry."""
 
     def leave(ranks: Ranks, node: str) -> None:
@@ -265,9 +261,7 @@ def test_a_round_of_which_nothing_is_heard_ends_too(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("said", [WELL, {"": "unhealthy", "n1": "dead"}])
-def test_nothing_is_asked_where_a_retry_cannot_help(
-    monkeypatch: pytest.MonkeyPatch, said: dict[str, str]
-) -> None:
+def test_nothing_is_asked_where_no_retry_helps(monkeypatch: pytest.MonkeyPatch, said: dict[str, str]) -> None:
     ranks = Ranks(heal)
     ranks.said = said
     assert not ranks.retry(monkeypatch)

@@ -6,8 +6,8 @@ import pytest
 
 from cellgate.probes.base import Reply, Trouble
 from cellgate.probes.nodes import HttpProbe, TcpProbe, page_name, split_url
-from cellgate.router.nouns import Evidence, Node, Role, Sign, Strength
-from tests.patient import Answer, FakePatient, look, reply
+from cellgate.router.nouns import Node, Role, Sign, Strength
+from tests.patient import Answer, FakePatient, evidence_of, reply
 
 NODE = Node("n1", Role.FOLLOWER)
 BAD_TWICE = [Strength.STRONG, Strength.FATAL, Strength.FATAL]
@@ -25,9 +25,7 @@ BAD_TWICE = [Strength.STRONG, Strength.FATAL, Strength.FATAL]
 def test_the_status_says_how_the_node_is(answer: Answer, sign: Sign) -> None:
     """A bad one is fatal when it comes again. A server that refuses is the node's own word."""
     probe, context = HttpProbe("http://n1:8080/health?full=1"), FakePatient(lambda _: answer, node=NODE)
-    found = [
-        evidence for _ in range(3) for evidence in look(probe, context) if isinstance(evidence, Evidence)
-    ]
+    found = [evidence_of(probe, context) for _ in range(3)]
     weak = [Strength.WEAK] * 3
     assert [evidence.sign for evidence in found] == [sign] * 3
     assert [evidence.strength for evidence in found] == (BAD_TWICE if sign is Sign.BAD else weak)
@@ -38,13 +36,11 @@ def test_the_status_says_how_the_node_is(answer: Answer, sign: Sign) -> None:
 
 def test_a_redirect_tells_where_it_leads_and_a_refused_connection_is_the_nodes_own_word() -> None:
     answer = Reply(302, {"location": "http://elsewhere/\x1b[2J" + "x" * 500}, b"")
-    (evidence,) = look(HttpProbe("http://n1/"), FakePatient(lambda _: answer, node=NODE))
-    assert isinstance(evidence, Evidence)
+    evidence = evidence_of(HttpProbe("http://n1/"), FakePatient(lambda _: answer, node=NODE))
     assert evidence.sign is Sign.BAD
     assert evidence.reason.startswith("HTTP 302 redirects to http://elsewhere/?[2Jxx")
     assert evidence.reason.endswith("which is not followed; configure the final URL")
-    (evidence,) = look(TcpProbe("n1:29500"), FakePatient(lambda _: reply(200), node=NODE))
-    assert isinstance(evidence, Evidence)
+    evidence = evidence_of(TcpProbe("n1:29500"), FakePatient(lambda _: reply(200), node=NODE))
     assert (evidence.sign, evidence.strength) == (Sign.BAD, Strength.STRONG)
     assert (evidence.source, evidence.reason) == ("tcp n1:29500", "connection refused by n1:29500")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import orjson
@@ -16,14 +17,9 @@ from cellgate.probes.engine_metrics import EngineMetrics
 from cellgate.probes.engines import ENGINES
 from cellgate.probes.readiness import VIA_GATE, GateHealth, PauseProbe, Readiness, name_there, via_gate
 from cellgate.router.nouns import EnginePause, Evidence, HoldKind, Load, Rules, Sign, Strength, Unit, Verdict
-from tests.patient import Answer, FakePatient, look, reply
+from tests.patient import Answer, FakePatient, evidence_of, look, reply
 
-
-def see(context: FakePatient) -> Evidence:
-    """The evidence of one look."""
-    [evidence] = look(Readiness(), context)
-    assert isinstance(evidence, Evidence)
-    return evidence
+see = partial(evidence_of, Readiness())
 
 
 @pytest.mark.parametrize(
@@ -220,8 +216,7 @@ def test_strange_answers_say_nothing_and_one_that_refuses_is_gone(body: bytes | 
     """Nor does an engine that does not answer; and those that cannot say it are not asked."""
     answer = Trouble.TIMEOUT if body is None else reply(200, body)
     assert look(PROBE, FakePatient(lambda _: answer, engine="vllm")) == []
-    [gone] = look(PROBE, FakePatient(lambda _: Trouble.REFUSED, engine="vllm"))
-    assert isinstance(gone, Evidence)
+    gone = evidence_of(PROBE, FakePatient(lambda _: Trouble.REFUSED, engine="vllm"))
     assert (gone.sign, gone.strength) == (Sign.BAD, Strength.FATAL)
     other = engine(AWAKE, "llamacpp")
     assert (look(PROBE, other), other.asked) == ([], [])
@@ -249,13 +244,10 @@ NOTHING = (Sign.NEUTRAL, Strength.WEAK)
     ],
 )
 @pytest.mark.parametrize("verdict", [Verdict.UP, Verdict.SUSPECT])
-def test_each_word_of_a_gate_is_weighed(
-    verdict: Verdict, answer: Answer, weight: tuple[Sign, Strength]
-) -> None:
+def test_a_gates_word_is_weighed(verdict: Verdict, answer: Answer, weight: tuple[Sign, Strength]) -> None:
     """A suspicion that it shares is not cleared."""
     context = FakePatient(lambda _: answer, UNIT, verdict=verdict)
-    [evidence] = look(GateHealth(), context)
-    assert isinstance(evidence, Evidence)
+    evidence = evidence_of(GateHealth(), context)
     assert (evidence.unit, evidence.source) == (UNIT.name, Canary.name)
     assert [asked.target for asked in context.asked] == ["/healthz/unit/u%2F1"]
     shares = verdict is Verdict.SUSPECT and answer is SLOW

@@ -222,23 +222,8 @@ def test_while_it_looks_it_is_due_since_the_look_began() -> None:
     assert due == [probe.began[0], probe.began[0], probe.began[0] + 10.0]
 
 
-def test_an_exception_is_one_line_and_neutral_evidence(caplog: pytest.LogCaptureFixture) -> None:
-    """And the next look comes as if nothing had happened."""
-    probe = Glance(error=ZeroDivisionError("by\nzero"))
-    found = watch(probe, for_s=2.5)
-    assert len(found) == len(probe.began) == len(caplog.records) == 3
-    assert {(finding.sign, finding.source) for finding in found if isinstance(finding, Evidence)} == {
-        (Sign.NEUTRAL, "glance")
-    }
-    assert caplog.records[0].getMessage() == (
-        "probe glance of unit u: the probe failed: ZeroDivisionError('by\\nzero'); this run is not counted"
-    )
-
-
 @pytest.mark.parametrize("sign", [Sign.GOOD, None], ids=["of good news", "always"])
-def test_a_taker_that_fails_does_not_end_the_probe(
-    sign: Sign | None, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_taker_that_fails_does_not_end_a_probe(sign: Sign | None, caplog: pytest.LogCaptureFixture) -> None:
     """Whoever is told of a flip may have a bug, too. Nothing of such a look lives on."""
     closed: list[bool] = []
 
@@ -296,9 +281,7 @@ def test_who_stops_watching_ends_a_look_that_is_overdue_as_well() -> None:
     run(World(1), main())
 
 
-def test_a_probe_that_cannot_say_when_it_looks_next_looks_every_second(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_probe_that_cannot_say_when_to_look_looks_every_second(caplog: pytest.LogCaptureFixture) -> None:
     class Blind(Glance):
         def due_at(self, _context: ProbeContext, last_at: float) -> float:
             raise KeyError("u")
@@ -391,9 +374,7 @@ def test_long_pauses_of_many_units_drift_apart_and_those_of_few_keep_their_turns
 @pytest.mark.parametrize(
     ("answer", "sign"), [(reply(200), Sign.GOOD), (FetchError(Trouble.TIMEOUT, "no answer"), Sign.BAD)]
 )
-def test_each_answer_is_read_and_the_next_is_asked_for_a_period_later(
-    answer: Reply | FetchError, sign: Sign
-) -> None:
+def test_an_answer_is_read_and_the_next_is_due_a_period_later(answer: Reply | FetchError, sign: Sign) -> None:
     probe = Reading(Server(answer))
     found = watch_page(probe, 9.95)
     assert {evidence.sign for evidence in found if isinstance(evidence, Evidence)} == {sign}
@@ -402,15 +383,28 @@ def test_each_answer_is_read_and_the_next_is_asked_for_a_period_later(
     assert watch_page(Reading(Server(answer, takes_s=3.0)), 2.0) == [], "who is stopped reads nothing more"
 
 
-@pytest.mark.parametrize("where", ["page_error", "read_error"])
-def test_an_exception_is_neutral_evidence_and_the_next_run_comes(
-    where: str, caplog: pytest.LogCaptureFixture
+ERROR = KeyError("a\nb")
+
+
+@pytest.mark.parametrize(
+    "probe",
+    [
+        Glance(error=ERROR),
+        Reading(Server(reply(200)), page_error=ERROR),
+        Reading(Server(reply(200)), read_error=ERROR),
+    ],
+    ids=["look", "page", "read"],
+)
+def test_an_exception_is_one_line_and_neutral_evidence_and_the_next_run_comes(
+    probe: Glance | Reading, caplog: pytest.LogCaptureFixture
 ) -> None:
-    probe = Reading(Server(reply(200)))
-    setattr(probe, where, KeyError("u"))
-    found = watch_page(probe, 2.5)
-    assert [evidence.sign for evidence in found if isinstance(evidence, Evidence)] == [Sign.NEUTRAL] * 3
+    found = watch(probe, for_s=2.5)
+    weights = [(each.sign, each.source) for each in found if isinstance(each, Evidence)]
+    assert weights == [(Sign.NEUTRAL, probe.name)] * 3
     assert len(probe.began) == len(caplog.records) == 3
+    assert caplog.records[0].getMessage() == (
+        f"probe {probe.name} of unit u: the probe failed: KeyError('a\\nb'); this run is not counted"
+    )
 
 
 def test_a_finding_may_stop_the_probe() -> None:
@@ -431,11 +425,12 @@ EARLY_S = 0.01
 SOON_S, LATER_S = 1.0 + 0.9 * EARLY_S, 1.0 + 1.1 * EARLY_S
 
 
-def play(
-    scenario: Callable[[Timers, list[tuple[str, float]]], None], for_s: float = 10.0
-) -> list[tuple[str, float]]:
+Calls = list[tuple[str, float]]
+
+
+def play(scenario: Callable[[Timers, Calls], None], for_s: float = 10.0) -> Calls:
     """What was called when, in seconds from the beginning; no timer may be left."""
-    made: list[tuple[str, float]] = []
+    made: Calls = []
 
     async def main() -> None:
         began_at = now()
@@ -456,14 +451,14 @@ def play(
     ids=["in the order of their times", "what is due soon is made with one that is due now"],
 )
 def test_when_calls_are_made(asked_s: tuple[float, ...], made_s: list[tuple[float, float]]) -> None:
-    def scenario(agenda: Timers, made: list[tuple[str, float]]) -> None:
+    def scenario(agenda: Timers, made: Calls) -> None:
         for at_s in asked_s:
             agenda.at(now() + at_s, noted(f"{at_s:g}", made))
 
     assert play(scenario) == [(f"{name:g}", at_s) for name, at_s in made_s]
 
 
-def noted(name: str, made: list[tuple[str, float]]) -> Callable[[], None]:
+def noted(name: str, made: Calls) -> Callable[[], None]:
     """A call that takes down when it was made."""
     return lambda: made.append((name, now()))
 
@@ -475,14 +470,14 @@ def now() -> float:
 def test_a_call_that_was_cancelled_is_not_made() -> None:
     """Nor kept until its time."""
 
-    def scenario(agenda: Timers, made: list[tuple[str, float]]) -> None:
+    def scenario(agenda: Timers, made: Calls) -> None:
         first = agenda.at(now() + 1.0, noted("first", made))
         second = agenda.at(now() + 2.0, noted("second", made))
         agenda.at(now() + 1.0, lambda: agenda.cancel(second))
         agenda.cancel(first)
         agenda.cancel(first)
 
-    def many(agenda: Timers, made: list[tuple[str, float]]) -> None:
+    def many(agenda: Timers, made: Calls) -> None:
         agenda.at(now() + 5.0, noted("kept", made))
         for number in range(10 * SPARE):
             agenda.cancel(agenda.at(now() + 3600.0 + number / SLOTS_PER_S, noted("cancelled", made)))
@@ -494,7 +489,7 @@ def test_a_call_that_was_cancelled_is_not_made() -> None:
 
 
 def test_calls_may_add_others() -> None:
-    def scenario(agenda: Timers, made: list[tuple[str, float]]) -> None:
+    def scenario(agenda: Timers, made: Calls) -> None:
         def again() -> None:
             noted("again", made)()
             if len(made) < 3:
@@ -508,7 +503,7 @@ def test_calls_may_add_others() -> None:
 def test_the_loop_turns_between_many_calls() -> None:
     turns: list[int] = []
 
-    def scenario(agenda: Timers, made: list[tuple[str, float]]) -> None:
+    def scenario(agenda: Timers, made: Calls) -> None:
         def turn() -> None:
             turns.append(len(made))
             if len(made) < 3 * PER_TURN:

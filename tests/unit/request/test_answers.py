@@ -229,9 +229,7 @@ SGLANG_MORE = {"meta_info": {"prompt_tokens": 120, "completion_tokens": 12}}
     ],
 )
 @pytest.mark.parametrize("step", [1, 10_000])
-def test_usage_is_read_in_streams_of_engines_own_dialects(
-    events: list[dict[str, Any]], usage: Usage, step: int
-) -> None:
+def test_usage_is_read_in_streams_of_dialects(events: list[dict[str, Any]], usage: Usage, step: int) -> None:
     stream = b"".join(b"data: " + orjson.dumps(event) + b"\n\n" for event in events)
     reader = AnswerReader(is_typed=False)
     for at in range(0, len(stream), step):

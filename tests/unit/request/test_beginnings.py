@@ -59,9 +59,6 @@ def unread(known: Beginnings, body: bytes, route: str = "chat", payer: str = "p"
     return place.end - place.at
 
 
-# -- conversations of all kinds --------------------------------------------------------------------------
-
-
 class Client:
     """An agent whose requests are like those of some program; `chance` decides which."""
 
@@ -297,9 +294,6 @@ def compare(seed: int, clients: int, turns: int) -> tuple[int, int]:
 def test_bodies_of_all_kinds_are_read_alike(seed: int) -> None:
     count, parts = compare(seed, clients=6, turns=400)
     assert parts > count // 4
-
-
-# -- what is known, and to whom --------------------------------------------------------------------------
 
 
 def chat(messages: int, text: str = "word " * 20, **fields: Any) -> bytes:

@@ -29,12 +29,15 @@ from cellgate.router.cost_model import BLOCK_BYTES
 from cellgate.router.nouns import Ask
 
 
+def asked(found: Ask | Failure) -> Ask:
+    assert isinstance(found, Ask), found
+    return found
+
+
 def ask_of(**fields: Any) -> Ask:
     """The ask of a body with these fields."""
     route = "chat" if "messages" in fields else "completions" if "prompt" in fields else "generate"
-    ask = read_ask(orjson.dumps(fields), route)
-    assert isinstance(ask, Ask), ask
-    return ask
+    return asked(read_ask(orjson.dumps(fields), route))
 
 
 def refusal_of(body: bytes) -> Failure:
@@ -110,8 +113,6 @@ def test_what_is_no_object_and_a_model_that_is_no_name_are_refused(kind: str) ->
         assert (failure.message, failure.param) == (f"`model` must be a string, not {kind}", "model")
 
 
-# -- strange shapes ----------------------------------------------------------------------------------------
-
 FIELDS = (
     *("model", "messages", "prompt", "input", "tools", "stop", "user", "priority", "stream", "max_tokens"),
     *("previous_response_id", "response_format", "n", "metadata", "cache_salt", "a_field_of_next_year"),
@@ -130,8 +131,7 @@ def test_what_is_nested_deeper_than_can_be_written_is_passed_on(field: str) -> N
                 assert isinstance(ask, Failure)
                 assert ask.param == field
             else:
-                assert isinstance(ask, Ask), ask
-                assert ask.prompt_bytes > 4000
+                assert asked(ask).prompt_bytes > 4000
 
 
 def test_what_is_nested_deeper_than_is_read_is_refused_by_name() -> None:
@@ -152,9 +152,7 @@ def test_a_body_with_too_many_values_is_refused_by_name() -> None:
 
 def test_commas_of_a_text_are_no_values() -> None:
     table = orjson.dumps({"model": "m", "prompt": 'a,"[{\\",' * (LIMITS.json_nodes // 3)})
-    ask = read_large_ask(table)
-    assert isinstance(ask, Ask)
-    assert ask.prompt_bytes == 8 * (LIMITS.json_nodes // 3)
+    assert asked(read_large_ask(table)).prompt_bytes == 8 * (LIMITS.json_nodes // 3)
 
 
 def test_a_long_text_is_read_at_once_and_what_has_many_values_is_not() -> None:
@@ -252,9 +250,7 @@ def test_equal_keys_that_matter_are_refused_in_any_encoding() -> None:
     twice = '{"model": "a", "model": "b"}'
     for encoding in ("utf-8", "utf-8-sig", "utf-16", "utf-32"):
         assert isinstance(read_ask(twice.encode(encoding)), Failure)
-    ask = read_ask(b'{"user": "a", "model": "b", "user": "c"}')
-    assert isinstance(ask, Ask)
-    assert ask.session == "c"
+    assert asked(read_ask(b'{"user": "a", "model": "b", "user": "c"}')).session == "c"
 
 
 PLAIN = '{"model": "tiny", "prompt": "hi", "stream": true}'
@@ -269,8 +265,7 @@ ODD = {
 
 @pytest.mark.parametrize("body", ODD.values(), ids=ODD)
 def test_what_pythons_parser_takes_is_read_like_any_json(body: bytes) -> None:
-    ask = read_ask(body)
-    assert isinstance(ask, Ask)
+    ask = asked(read_ask(body))
     assert (ask.model, ask.stream) == ("tiny", True)
 
 
@@ -342,9 +337,6 @@ def user(content: object) -> Body:
     return {"model": "m", "messages": [{"role": "user", "content": content}]}
 
 
-# -- laws --------------------------------------------------------------------------------------------------
-
-
 @prompt_law
 @given(chat=chats, more=st.lists(prompt_messages, min_size=1, max_size=3))
 def test_a_message_appended_keeps_every_full_block(chat: Body, more: list[Body]) -> None:
@@ -392,8 +384,6 @@ def test_the_size_is_that_of_what_is_hashed(chat: Body) -> None:
     assert all(0 <= block < 1 << 60 for block in prompt.blocks)
     assert prompt == read_prompt(dict(reversed(chat.items())))
 
-
-# -- what counts as the same -------------------------------------------------------------------------------
 
 LONG = "all work and no play " * 100
 

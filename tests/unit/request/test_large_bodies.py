@@ -49,6 +49,11 @@ def reading(test: Callable[[LargeBodies], Coroutine[Any, Any, None]]) -> Callabl
     return run
 
 
+def kind_of(answer: object) -> FailureKind | None:
+    """Why a body was refused, if it was."""
+    return answer.kind if isinstance(answer, Failure) else None
+
+
 def pid(bodies: LargeBodies) -> int:
     (parser,) = (*bodies._idle, *bodies._busy.values())
     assert parser.process is not None
@@ -56,9 +61,7 @@ def pid(bodies: LargeBodies) -> int:
 
 
 @reading
-async def test_bodies_are_read_in_another_process_which_tells_what_is_wrong_with_them(
-    bodies: LargeBodies,
-) -> None:
+async def test_bodies_are_read_in_another_process_which_tells_what_is_wrong(bodies: LargeBodies) -> None:
     assert await bodies.read(BODY) == read_ask(BODY)
     assert pid(bodies) != os.getpid()
     first, counted = pid(bodies), REACHED["name_chars"]
@@ -67,9 +70,7 @@ async def test_bodies_are_read_in_another_process_which_tells_what_is_wrong_with
     assert (answer.kind, answer.param) == (FailureKind.BAD_JSON, "model")
     assert REACHED["name_chars"] == counted + 1
     for body in (b"[" * 3_000_000, b'{"a":' * 1_000_000):
-        answer = await bodies.read(body)
-        assert isinstance(answer, Failure)
-        assert answer.kind is FailureKind.BAD_JSON
+        assert kind_of(await bodies.read(body)) is FailureKind.BAD_JSON
     refusal = Failure(FailureKind.LIMITED, "used up")
     assert await bodies.read(BODY, "a", lambda: refusal) is refusal
     assert [parser.bodies for parser in bodies._idle] == [4]
@@ -84,15 +85,11 @@ async def test_a_process_that_is_killed_costs_the_body_in_it_and_no_other(bodies
     inside, behind = (asyncio.ensure_future(bodies.read(BODY)) for _ in range(2))
     await asyncio.sleep(0)
     os.kill(pid(bodies), signal.SIGKILL)
-    lost = await inside
-    assert isinstance(lost, Failure)
-    assert lost.kind is FailureKind.NO_RESOURCES
+    assert kind_of(await inside) is FailureKind.NO_RESOURCES
     assert isinstance(await behind, Ask)
 
 
-def test_a_body_that_takes_too_long_or_too_much_memory_is_refused_and_no_other(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_body_that_needs_too_much_time_or_memory_is_refused_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     odd = READER
     odd += "read = r.read_large_ask\n"
     odd += "def take(body, *_):\n    while b'spin' in body: pass\n"
@@ -106,9 +103,7 @@ def test_a_body_that_takes_too_long_or_too_much_memory_is_refused_and_no_other(
             counted = REACHED[limit]
             taking = asyncio.ensure_future(bodies.read(body))
             behind = asyncio.ensure_future(bodies.read(BODY))
-            answer = await taking
-            assert isinstance(answer, Failure)
-            assert answer.kind is FailureKind.BODY_TOO_LARGE
+            assert kind_of(await taking) is FailureKind.BODY_TOO_LARGE
             assert REACHED[limit] == counted + 1
             assert isinstance(await behind, Ask)
 
@@ -120,9 +115,7 @@ def test_without_a_process_bodies_are_refused_and_not_read_here(monkeypatch: pyt
 
     @reading
     async def test(bodies: LargeBodies) -> None:
-        answer = await bodies.read(BODY)
-        assert isinstance(answer, Failure)
-        assert answer.kind is FailureKind.NO_RESOURCES
+        assert kind_of(await bodies.read(BODY)) is FailureKind.NO_RESOURCES
 
     test()
 
@@ -154,9 +147,7 @@ async def turns() -> None:
 
 
 @simulated
-async def test_who_leaves_before_its_turn_waits_no_more_and_others_do(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_who_left_before_its_turn_waits_no_more_and_others_do(monkeypatch: pytest.MonkeyPatch) -> None:
     bodies, held = LargeBodies(), Held(monkeypatch)
     first, *waiting = started(bodies, *[""] * 7)
     await turns()
@@ -239,7 +230,7 @@ def test_a_process_with_much_memory_left_behind_is_replaced(monkeypatch: pytest.
 
 
 @simulated
-async def test_who_sends_bodies_that_take_long_waits_for_them_and_others_do_not(
+async def test_who_sends_slow_bodies_waits_for_them_and_others_do_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(large_bodies, "LIMITS", replace(LIMITS, large_body_processes=1))
@@ -258,9 +249,7 @@ async def test_who_sends_bodies_that_take_long_waits_for_them_and_others_do_not(
 
 
 @simulated
-async def test_of_one_payer_one_body_is_read_at_a_time_and_of_several_a_few(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_one_body_of_a_payer_is_read_at_a_time_and_few_in_all(monkeypatch: pytest.MonkeyPatch) -> None:
     bodies, held = LargeBodies(), Held(monkeypatch)
     tasks = started(bodies, *"aaabbbcccddd")
     await turns()

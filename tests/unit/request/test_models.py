@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from email.parser import BytesParser
 from email.policy import HTTP
-from typing import cast
+from typing import Any, cast
 
 import orjson
 import pytest
@@ -25,7 +25,8 @@ from cellgate.proxy.request.models import (
     with_model,
 )
 from cellgate.router.board import Board
-from cellgate.router.nouns import Ask, Cell, Fleet, Models, Refusal, Rules, Unit
+from cellgate.router.nouns import Ask, Models, Refusal, Unit
+from tests.unit.router.fleets import board_of
 
 SPLIT = {"gpt": (("v1", 95.0), ("v2", 5.0))}
 REQUESTS = 10_000
@@ -157,6 +158,12 @@ def file(value: bytes) -> Part:
     return f"{head}\r\nContent-Type: audio/wav", value
 
 
+def name_in(head: list[bytes], body: bytes) -> str | None:
+    """The model that a form names, if that is sure."""
+    found = find_model(head, body)
+    return found and found.name
+
+
 def as_mail(head: list[bytes], body: bytes) -> list[bytes]:
     """The contents of parts, as Python's own parser of such bodies reads them."""
     mail = BytesParser(policy=HTTP).parsebytes(b"".join(head) + b"\r\n" + body)
@@ -176,13 +183,9 @@ audio = st.one_of(
     st.lists(audio.map(file)),
     st.sampled_from(["whisper-1", "org/Whisper large", "模型", "x"]),
 )
-def test_it_is_found_and_replaced_between_all_other_parts(
-    before: list[Part], after: list[Part], name: str
-) -> None:
+def test_it_is_found_and_replaced_between_others(before: list[Part], after: list[Part], name: str) -> None:
     body = form([*before, field("model", name.encode()), *after])
-    found = find_model(lines(), body)
-    assert found is not None
-    assert found.name == name
+    assert name_in(lines(), body) == name
     assert with_form_model(lines(), body, "other") == form([*before, field("model", b"other"), *after])
 
 
@@ -198,9 +201,7 @@ SPELT = {
 @pytest.mark.parametrize("head", SPELT.values(), ids=SPELT)
 def test_all_usual_ways_to_write_a_field_are_read(head: str) -> None:
     body = form([file(b"\0\xff\r\n--x" * 100), (head, b"tiny"), field("stream", b"true")])
-    found = find_model(lines(), body)
-    assert found is not None
-    assert found.name == "tiny"
+    assert name_in(lines(), body) == "tiny"
     written = with_form_model(lines(), body, "another")
     assert written is not None
     assert as_mail(lines(), written)[1:] == [b"another", b"true"]
@@ -210,7 +211,7 @@ def test_all_usual_ways_to_write_a_field_are_read(head: str) -> None:
 def test_all_usual_ways_to_write_a_boundary_are_read() -> None:
     for kind in (f'boundary="{MARK}"', f"charset=utf-8; Boundary={MARK}", f"boundary={MARK} ; a=b"):
         head = [f"content-type: Multipart/Form-Data; {kind}\r\n".encode()]
-        assert find_model(head, b"a preamble\r\n" + form([field("model", b"tiny")])) is not None
+        assert name_in(head, b"a preamble\r\n" + form([field("model", b"tiny")])) == "tiny"
 
 
 TINY = field("model", b"tiny")
@@ -243,7 +244,7 @@ UNSURE = {
 
 @pytest.mark.parametrize(("head", "body"), UNSURE.values(), ids=UNSURE)
 def test_what_programs_may_read_differently_names_no_model(head: list[bytes], body: bytes) -> None:
-    assert find_model(head, body) is None
+    assert name_in(head, body) is None
     assert with_form_model(head, body, "x") is None
 
 
@@ -261,15 +262,16 @@ def test_no_bytes_make_it_fail(noise: bytes, cuts: list[int]) -> None:
 
 @pytest.fixture
 def board() -> Board:
-    units = tuple(Unit(name, "c", f"http://{name}") for name in ("a", "b"))
-    board = Board(Rules())
-    board.configure(Fleet((Cell("c"),), units), 0.0)
-    return board
+    return board_of(*(Unit(name, "c", f"http://{name}") for name in "ab"))
+
+
+def cards(own: LocalEndpoints) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = orjson.loads(own.answer(b"/v1/models", stopping=False)[1])["data"]
+    return found
 
 
 def listed(own: LocalEndpoints) -> list[str]:
-    _, body, _ = own.answer(b"/v1/models", stopping=False)
-    return [card["id"] for card in orjson.loads(body)["data"]]
+    return [card["id"] for card in cards(own)]
 
 
 def test_the_list_of_models_is_the_union_and_follows_each_unit(board: Board) -> None:
@@ -298,10 +300,8 @@ def test_what_units_say_of_a_model_is_passed_on_with_the_smallest_length(board: 
     facts: dict[str, str | int] = {"created": 7, "owned_by": "vllm", "root": "/models/x"}
     board.set_models(Models("a", ("x",), 0.0, cards={"x": {**facts, "max_model_len": 4096}}))
     board.set_models(Models("b", ("x", "y"), 0.0, cards={"x": {**facts, "max_model_len": 2048}}))
-    _, body, _ = own.answer(b"/v1/models", stopping=False)
-    first, second = orjson.loads(body)["data"]
+    first, second = cards(own)
     assert first == {"id": "x", "object": "model", **facts, "max_model_len": 2048}
     assert second == {"id": "y", "object": "model", "created": 0, "owned_by": "cellgate"}
     board.set_models(Models("b", ("x", "y"), 0.0, cards={"x": {**facts, "max_model_len": 8192}}))
-    _, body, _ = own.answer(b"/v1/models", stopping=False)
-    assert orjson.loads(body)["data"][0]["max_model_len"] == 4096
+    assert cards(own)[0]["max_model_len"] == 4096

@@ -102,8 +102,7 @@ CASES = {
 
 def relayed(case: Case, reads: list[bytes], *, http10: bool) -> Rig:
     """The rig after these reads, if all went as it must."""
-    rig = Rig(http10=http10)
-    rig.feed(reads, close=case.close)
+    rig = Rig(http10=http10).feed(reads, close=case.close)
     assert not rig.bugs
     assert rig.ends == ["committed", "done"], (rig.ends, rig.failures, reads)
     if case.hints and not http10:
@@ -148,13 +147,13 @@ def test_a_connection_serves_one_reply_after_the_other() -> None:
 
 
 def test_events_that_are_chunks_go_on_as_they_are_and_others_are_framed_anew_by_event() -> None:
-    rig = Rig()
-    rig.feed([SSE_HEAD, *map(chunk, TOKENS), LAST_CHUNK])
+    rig = Rig().feed([SSE_HEAD, *map(chunk, TOKENS), LAST_CHUNK])
     assert rig.shown.endswith(b"\r\n\r\n" + b"".join(map(chunk, TOKENS)) + LAST_CHUNK)
     assert rig.attempt.events == len(TOKENS)
     for size in (7, 33, 40):
-        rig = Rig()
-        rig.feed([SSE_HEAD, *(chunk(EVENTS[at : at + size]) for at in range(0, 80, size)), LAST_CHUNK])
+        rig = Rig().feed(
+            [SSE_HEAD, *(chunk(EVENTS[at : at + size]) for at in range(0, 80, size)), LAST_CHUNK]
+        )
         reply = rig.reply()
         assert reply.chunks is not None
         assert sum(reply.chunks) == len(EVENTS) == 80
@@ -172,8 +171,7 @@ def test_nothing_is_shown_before_the_first_event_with_data() -> None:
 
 
 def test_an_event_over_16_kib_goes_on_before_it_is_complete_and_no_sooner() -> None:
-    rig = Rig()
-    rig.feed([SSE_HEAD, chunk(TOKENS[0])])
+    rig = Rig().feed([SSE_HEAD, chunk(TOKENS[0])])
     before = len(rig.shown)
     rig.feed([chunk(b"data: " + b"x" * (TAIL_BYTES - 6))])
     assert len(rig.shown) == before
@@ -188,13 +186,11 @@ def test_an_error_in_the_middle_is_a_failure_and_never_shown_however_it_arrives(
     in_two = [[chunk(ERROR)[:cut], chunk(ERROR)[cut:]] for cut in range(1, len(chunk(ERROR)))]
     with_a_token = [chunk(TOKENS[1]), chunk(TOKENS[2] + ERROR + TOKENS[3])]
     for reads, shown in (*((each, 1) for each in in_two), (with_a_token, 3)):
-        rig = Rig()
-        rig.feed([SSE_HEAD, chunk(TOKENS[0]), *reads, LAST_CHUNK])
+        rig = Rig().feed([SSE_HEAD, chunk(TOKENS[0]), *reads, LAST_CHUNK])
         assert rig.shown.endswith(b"\r\n\r\n" + b"".join(map(chunk, TOKENS[:shown])))
         assert (rig.ends, rig.wire.closed) == (["committed", "failed"], True)
         assert [failure.kind for failure in rig.failures] == [FailureKind.STREAM_ERROR]
-    rig = Rig()
-    rig.feed([SSE_HEAD, chunk(COMMENT), chunk(ERROR)])
+    rig = Rig().feed([SSE_HEAD, chunk(COMMENT), chunk(ERROR)])
     assert (rig.shown, rig.ends, rig.wire.closed) == (b"", ["failed"], True)
     assert rig.failures[0].kind is FailureKind.FIRST_EVENT_ERROR
 
@@ -211,8 +207,7 @@ HEADS = {
 @pytest.mark.parametrize("head", HEADS.values(), ids=HEADS)
 def test_the_reply_to_head_ends_with_its_head(head: bytes) -> None:
     for at in range(len(head)):
-        rig = Rig(to_head=True)
-        rig.feed([head[:at], head[at:]])
+        rig = Rig(to_head=True).feed([head[:at], head[at:]])
         assert rig.ends == ["committed", "done"]
         assert rig.reply().whole
         # Whatever was announced does not come, so the next reply begins here.
@@ -220,15 +215,13 @@ def test_the_reply_to_head_ends_with_its_head(head: bytes) -> None:
         rig.feed([head])
         assert rig.reply().whole
     # A body costs the connection.
-    rig = Rig(to_head=True)
-    rig.feed([head + b"x" * 99])
+    rig = Rig(to_head=True).feed([head + b"x" * 99])
     assert (rig.ends, rig.wire.closed, rig.kept) == (["failed"], True, [])
 
 
 @pytest.mark.parametrize("extra", [b"x", STREAM, b"\r\nHTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"])
 def test_of_a_read_with_a_second_reply_nothing_goes_on(extra: bytes) -> None:
-    rig = Rig()
-    rig.feed([SSE_HEAD, chunk(TOKENS[0])])
+    rig = Rig().feed([SSE_HEAD, chunk(TOKENS[0])])
     before = rig.shown
     rig.feed([chunk(TOKENS[1]) + LAST_CHUNK + extra])
     assert (rig.shown, rig.ends, rig.wire.closed) == (before, ["committed", "failed"], True)
@@ -236,15 +229,13 @@ def test_of_a_read_with_a_second_reply_nothing_goes_on(extra: bytes) -> None:
 
 @pytest.mark.parametrize("extra", [b"\n", b"\r\n\r\n", b"\r"])
 def test_empty_lines_behind_a_reply_stay_behind(extra: bytes) -> None:
-    rig = Rig()
-    rig.feed([SSE_HEAD, chunk(TOKENS[0]), chunk(TOKENS[1]) + LAST_CHUNK + extra])
+    rig = Rig().feed([SSE_HEAD, chunk(TOKENS[0]), chunk(TOKENS[1]) + LAST_CHUNK + extra])
     assert (rig.reply().body, rig.reply().whole) == (TOKENS[0] + TOKENS[1], True)
 
 
 @pytest.mark.parametrize("extra", [chunk(TOKENS[3]), b"x"])
 def test_bytes_on_an_idle_connection_close_it_and_go_nowhere(extra: bytes) -> None:
-    rig = Rig()
-    rig.feed([SSE_HEAD, *map(chunk, TOKENS[:2]), LAST_CHUNK])
+    rig = Rig().feed([SSE_HEAD, *map(chunk, TOKENS[:2]), LAST_CHUNK])
     shown = rig.shown
     rig.feed([extra])
     assert (rig.shown, rig.wire.closed) == (shown, True)
@@ -252,8 +243,7 @@ def test_bytes_on_an_idle_connection_close_it_and_go_nowhere(extra: bytes) -> No
 
 def test_a_connection_that_is_to_be_closed_is_not_kept() -> None:
     for keep in (b"close", b"Close, x"):
-        rig = Rig()
-        rig.feed([b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: %b\r\n\r\n{}" % keep])
+        rig = Rig().feed([b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: %b\r\n\r\n{}" % keep])
         assert (rig.ends, rig.kept, rig.wire.closed) == (["committed", "done"], [], True)
         assert rig.reply().get("connection") is None
 
@@ -267,8 +257,7 @@ def test_a_defect_while_a_reply_is_parsed_is_not_held_against_the_unit(
     method: str, reply: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ReplyReader, method, lambda *_: 1 / 0)
-    rig = Rig()
-    rig.feed([reply])
+    rig = Rig().feed([reply])
     assert len(rig.bugs) == 1
     assert [failure.kind for failure in rig.failures] == [FailureKind.INTERNAL]
     assert rig.wire.closed
@@ -276,8 +265,7 @@ def test_a_defect_while_a_reply_is_parsed_is_not_held_against_the_unit(
 
 @pytest.mark.parametrize("data", [chunk(TOKENS[1]), chunk(TOKENS[1]) * 2])
 def test_a_defect_of_the_gate_is_reported_and_ends_the_exchange(data: bytes) -> None:
-    rig = Rig()
-    rig.feed([SSE_HEAD, chunk(TOKENS[0])])
+    rig = Rig().feed([SSE_HEAD, chunk(TOKENS[0])])
     rig.response._write = rig.send = None  # type: ignore[method-assign, assignment]
     rig.feed([data])
     assert [type(bug) for bug in rig.bugs] == [TypeError]

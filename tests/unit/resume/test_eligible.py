@@ -65,9 +65,7 @@ COMPUTED: tuple[dict[str, Any], ...] = (
 
 
 @pytest.mark.parametrize("fields", COMPUTED)
-def test_what_depends_on_what_was_generated_is_computed_again_if_it_comes_out_the_same(
-    fields: dict[str, Any],
-) -> None:
+def test_what_depends_on_the_answer_is_computed_again_if_it_is_the_same(fields: dict[str, Any]) -> None:
     assert ways_of(COMPLETION | fields, chat=False) == 0
     assert not ways_of(CHAT | fields | {"temperature": 0.5}, chat=True) & (OPEN | AGAIN)
     assert ways_of(CHAT | fields | {"temperature": 0}, chat=True) & ~TOKENS == AGAIN

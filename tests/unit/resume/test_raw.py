@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
@@ -165,9 +166,7 @@ UNLIKE: dict[str, tuple[list[dict[str, Any]], str]] = {
 
 
 @pytest.mark.parametrize(("deltas", "raw"), UNLIKE.values(), ids=UNLIKE)
-def test_what_does_not_come_out_as_it_was_shown_is_not_continued(
-    deltas: list[dict[str, Any]], raw: str
-) -> None:
+def test_what_comes_out_otherwise_than_shown_is_not_continued(deltas: list[dict[str, Any]], raw: str) -> None:
     with pytest.raises(UnprovenError):
         RawChat(BODY, transcript_of(*map(event, deltas)), raw, PROMPT)
 
@@ -196,28 +195,22 @@ TEXT = " upon a time"
 _PIECES = re.compile(r"\s*\w+|\s+|.")
 
 
+@dataclass
 class Tokenizer:
     """Of words; `template` renders messages, `spell` is what the tokenizer makes of text."""
 
-    def __init__(
-        self,
-        template: Callable[[str], str] = str,
-        spell: Callable[[str], str] = str,
-        *,
-        drops_space: bool = False,
-    ) -> None:
-        self._template = template
-        self._spell = spell
-        self._drops_space = drops_space
-        self._known: list[str] = []
-        self.asked: list[ProofRequest] = []
+    template: Callable[[str], str] = str
+    spell: Callable[[str], str] = str
+    drops_space: bool = False
+    known: list[str] = field(default_factory=list)
+    asked: list[ProofRequest] = field(default_factory=list)
 
     def answer(self, question: ProofRequest) -> dict[str, Any]:
         self.asked.append(question)
         body = question.body
         if question.path == "/detokenize":
-            text = "".join(self._known[token] for token in body["tokens"])
-            return {"text": text.removeprefix(" ") if self._drops_space else text}
+            text = "".join(self.known[token] for token in body["tokens"])
+            return {"text": text.removeprefix(" ") if self.drops_space else text}
         if "content" in body:
             assert body["add_special"]
             return self._tokens(body["content"])
@@ -227,14 +220,14 @@ class Tokenizer:
             turns = "".join(f"<{turn['role']}>{turn['content']}</>" for turn in body["messages"])
             rendered = turns.removesuffix("</>") if continues else turns + "<assistant>"
             if question.path == "/apply-template":
-                return {"prompt": self._template(rendered)}
-            return self._tokens(self._template(rendered))
+                return {"prompt": self.template(rendered)}
+            return self._tokens(self.template(rendered))
         return self._tokens(body["prompt"])
 
     def _tokens(self, text: str) -> dict[str, Any]:
-        pieces = _PIECES.findall(self._spell(text))
-        self._known += [piece for piece in pieces if piece not in self._known]
-        return {"tokens": [self._known.index(piece) for piece in pieces]}
+        pieces = _PIECES.findall(self.spell(text))
+        self.known += [piece for piece in pieces if piece not in self.known]
+        return {"tokens": [self.known.index(piece) for piece in pieces]}
 
 
 def proven(

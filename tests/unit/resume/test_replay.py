@@ -94,8 +94,7 @@ def text_of(body: bytes) -> str:
 def test_what_is_kept_is_what_was_shown_wherever_the_reply_breaks_off(form: bytes) -> None:
     sent = SSE_HEAD + form
     for at in range(len(SSE_HEAD), len(sent), 3):
-        rig = Keeping(http10=at % 2 == 0)
-        rig.feed([sent[:at]], close=True)
+        rig = Keeping(http10=at % 2 == 0).feed([sent[:at]], close=True)
         assert not rig.bugs
         if rig.response.replay is None:
             assert rig.ends == ["failed"]
@@ -111,14 +110,12 @@ def test_an_error_at_any_place_is_found_before_it_is_shown() -> None:
     for at in range(1, len(WHOLE) - 1):
         in_chunks = [*map(chunk, WHOLE[:at]), chunk(ERROR)]
         for sent in (in_chunks, [chunk(WHOLE[0]), chunk(b"".join(WHOLE[1:at]) + ERROR)]):
-            rig = Keeping()
-            rig.feed([SSE_HEAD, *sent, chunk(DONE) + LAST_CHUNK])
+            rig = Keeping().feed([SSE_HEAD, *sent, chunk(DONE) + LAST_CHUNK])
             assert [failure.kind for failure in rig.failures] == [FailureKind.STREAM_ERROR]
             assert rig.body() == b"".join(WHOLE[:at])
             assert rig.response.replay is not None
             assert plain(rig.response.replay).text == "".join(WORDS[:at])
-    rig = Keeping()
-    rig.feed([SSE_HEAD, chunk(b"".join(TOKENS) + ERROR)])
+    rig = Keeping().feed([SSE_HEAD, chunk(b"".join(TOKENS) + ERROR)])
     assert (rig.shown, rig.failures[0].kind) == (b"", FailureKind.FIRST_EVENT_ERROR)
 
 
@@ -135,8 +132,7 @@ LONG = {
 @pytest.mark.parametrize("sent", LONG.values(), ids=LONG)
 def test_long_streams_are_folded_and_say_the_same(sent: list[bytes]) -> None:
     for http10 in (False, True):
-        rig = Keeping(http10=http10)
-        rig.feed([SSE_HEAD, *sent])
+        rig = Keeping(http10=http10).feed([SSE_HEAD, *sent])
         assert rig.response.replay is not None
         assert sum(map(len, rig.response.replay.chunks)) < FOLD_BYTES + 1024
         transcript = plain(rig.response.replay)
@@ -162,8 +158,7 @@ STRANGE += [b'data: {"choices":[{"delta":"x"}]}\n\n', b"data: 7\n\n", b"data: {\
 
 @pytest.mark.parametrize("other", STRANGE)
 def test_what_is_no_text_is_noticed_wherever_it_stands(other: bytes) -> None:
-    rig = Keeping()
-    rig.feed([SSE_HEAD, *map(chunk, [*TOKENS, other, *TOKENS * 400])])
+    rig = Keeping().feed([SSE_HEAD, *map(chunk, [*TOKENS, other, *TOKENS * 400])])
     assert rig.response.replay is not None
     assert plain(rig.response.replay).why_not or other == b'data: {"choices":{}}\n\n'
     assert not rig.bugs
@@ -171,8 +166,7 @@ def test_what_is_no_text_is_noticed_wherever_it_stands(other: bytes) -> None:
 
 def test_a_stream_that_shows_more_than_text_is_kept_no_longer() -> None:
     strange = event("").replace(b'"content":""', b'"reasoning_content":"hm"')
-    rig = Keeping()
-    rig.feed([SSE_HEAD, chunk(strange), *map(chunk, TOKENS * 400)])
+    rig = Keeping().feed([SSE_HEAD, chunk(strange), *map(chunk, TOKENS * 400)])
     assert rig.response.replay is not None
     assert len(rig.response.replay.chunks) == END_CHUNKS
     assert plain(rig.response.replay).why_not.startswith("its stream has carried reasoning_content, ")
@@ -193,8 +187,7 @@ def test_of_a_stream_that_nobody_could_go_on_with_the_end_is_kept_and_looked_at(
 
 
 def test_half_an_event_that_had_to_be_shown_is_known_to_be_half() -> None:
-    rig = Keeping()
-    rig.feed([SSE_HEAD, chunk(TOKENS[0]), chunk(event("x" * 2 * TAIL_BYTES)[:-10])], close=True)
+    rig = Keeping().feed([SSE_HEAD, chunk(TOKENS[0]), chunk(event("x" * 2 * TAIL_BYTES)[:-10])], close=True)
     assert rig.response.replay is not None
     assert not plain(rig.response.replay).closed
     failure = Failure(FailureKind.CUT, "x")

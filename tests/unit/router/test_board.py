@@ -8,22 +8,11 @@ import pytest
 
 from cellgate.router.board import RESTART_SUSPECTED_S, Board
 from cellgate.router.fleet_learning import COSTS_AT_ONCE
-from cellgate.router.nouns import (
-    Ask,
-    Evidence,
-    Fleet,
-    Load,
-    Refusal,
-    Rules,
-    Served,
-    Sign,
-    Strength,
-    Unit,
-    Verdict,
-)
+from cellgate.router.nouns import Ask, Evidence, Load, Refusal, Rules, Served, Sign, Strength, Unit, Verdict
 from cellgate.router.outliers import Outlier
 from cellgate.router.pick import Bounds, find_candidates
 from cellgate.router.unit_state import UnitState
+from tests.unit.router.fleets import board_of
 
 NOW = 100.0
 RULES = Rules()
@@ -33,8 +22,7 @@ READ = Evidence("a", Sign.NEUTRAL, Strength.WEAK, "engine_metrics", "started", N
 
 
 def board(*evidence: Evidence, rules: Rules = RULES) -> Board:
-    made = Board(rules)
-    made.configure(Fleet(units=(Unit("a", "cell", "http://a", weight=2.0),)), 0.0)
+    made = board_of(Unit("a", "cell", "http://a", weight=2.0), rules=rules)
     for piece in evidence:
         made.observe(piece)
     return made
@@ -45,8 +33,7 @@ def state_of(*evidence: Evidence) -> UnitState:
 
 
 def test_a_speed_that_was_learnt_is_not_multiplied_by_the_weight_that_says_the_same() -> None:
-    made = Board(RULES)
-    made.configure(Fleet(units=(Unit("a", "c", "http://a", weight=2.0), Unit("b", "c", "http://b"))), 0.0)
+    made = board_of(Unit("a", "c", "http://a", weight=2.0), Unit("b", "c", "http://b"))
     for name, tokens_s, step_s in (("a", 2000.0, 0.01), ("b", 1000.0, 0.02)):
         made.observe(replace(PASSED, unit=name))
         rates = made.units[name].costs.rates
@@ -54,9 +41,6 @@ def test_a_speed_that_was_learnt_is_not_multiplied_by_the_weight_that_says_the_s
             rates.prefill_tokens_s.learn(tokens_s)
             rates.steps.learn(step_s, 8)
     assert made.tokens_s() == pytest.approx(3000.0, rel=0.05)
-
-
-# Slow start and degradation.
 
 
 @pytest.mark.parametrize(("risen_s", "share"), [(0.0, 0.2), (0.5, 0.2), (5.0, 1.0), (9.9, 1.98), (10.0, 2.0)])
@@ -93,9 +77,6 @@ def test_a_doubted_unit_gets_nothing_until_it_shows_life_or_the_doubt_ends() -> 
         assert [row.unit for row in rows] == ["a"]
 
 
-# Restarts.
-
-
 def test_what_was_learnt_of_the_incarnation_before_is_forgotten() -> None:
     made = board(PASSED)
     unit = made.units["a"]
@@ -109,12 +90,6 @@ def test_what_was_learnt_of_the_incarnation_before_is_forgotten() -> None:
     assert flip.after is Verdict.STARTING
     assert (unit.load, unit.foreign, unit.counters_at) == (None, 0, 0.0)
     assert (unit.outlier, unit.engine) == (Outlier(), "")
-
-
-# Doubt.
-
-
-# Proofs of life.
 
 
 def test_growing_counters_are_life_and_standing_ones_are_not() -> None:
@@ -132,8 +107,7 @@ def test_growing_counters_are_life_and_standing_ones_are_not() -> None:
 def test_units_of_a_large_fleet_that_come_up_together_are_priced_once_by_the_next_tick(
     monkeypatch: pytest.MonkeyPatch, units: int, times: int
 ) -> None:
-    found = Board(RULES)
-    found.configure(Fleet(units=tuple(Unit(f"u{n}", "c", f"http://u{n}") for n in range(units))), 0.0)
+    found = board_of(*(Unit(f"u{n}", "c", f"http://u{n}") for n in range(units)))
     asked: list[float] = []
     monkeypatch.setattr("cellgate.router.board.foresee", lambda _states, _others, now: asked.append(now))
     for name in found.units:

@@ -38,16 +38,9 @@ def rates(prefill_tokens_s: float = 1000.0, step_s: float = 0.01, share: float =
 
 
 def cost(
-    unit: CostTerms,
-    backlog: Backlog,
-    prompt: float,
-    cached: float,
-    now: float,
-    *,
-    answer: float = ANSWER,
-    spared: float = 0.0,
+    unit: CostTerms, work: Backlog, prompt: float, cached: float, answer: float = ANSWER, spared: float = 0.0
 ) -> Cost:
-    return Cost(*terms(unit, backlog, prompt, cached, spared, answer, now))
+    return Cost(*terms(unit, work, prompt, cached, spared, answer, NOW))
 
 
 def alone(facts: Facts) -> CostTerms:
@@ -66,10 +59,8 @@ def busy(*prompts: int) -> Backlog:
 
 
 def cost_of(facts: Facts, backlog: Backlog | None = None, prompt: float = 500.0, cached: float = 0.0) -> Cost:
-    return cost(alone(facts), backlog or Backlog(), prompt, cached, NOW)
+    return cost(alone(facts), backlog or Backlog(), prompt, cached)
 
-
-# -- laws --------------------------------------------------------------------------------------------------
 
 reports = st.none() | st.builds(
     OtherLoad,
@@ -99,7 +90,7 @@ def test_a_cost_is_positive_finite_and_the_sum_of_its_terms(
     units: list[Facts], backlog: Backlog, prompt: int, cached: int, spared: int
 ) -> None:
     for unit in cost_terms(units, RULES):
-        here = cost(unit, backlog, prompt, cached, NOW, spared=spared)
+        here = cost(unit, backlog, prompt, cached, spared=spared)
         assert 0.0 < here.total_s < math.inf
         assert all(0.0 <= term < math.inf for term in here._replace(shared_s=0.0))
         assert -here.prefill_s * (1 + 1e-9) <= here.shared_s <= 0.0
@@ -112,25 +103,20 @@ def test_more_work_or_less_cache_is_never_cheaper(
     unit: Facts, backlog: Backlog, prompt: int, cached: int, more: int
 ) -> None:
     here = alone(unit)
-    before = cost(here, backlog, prompt, cached, NOW).total_s
-    assert cost(here, backlog, prompt, cached + more, NOW).total_s <= before
-    assert cost(here, backlog, prompt + more, cached, NOW).total_s >= before * (1 - 1e-12)
+    before = cost(here, backlog, prompt, cached).total_s
+    assert cost(here, backlog, prompt, cached + more).total_s <= before
+    assert cost(here, backlog, prompt + more, cached).total_s >= before * (1 - 1e-12)
     backlog.open("more", Job(more, more), NOW)
-    assert cost(here, backlog, prompt, cached, NOW).total_s >= before * (1 - 1e-12)
+    assert cost(here, backlog, prompt, cached).total_s >= before * (1 - 1e-12)
 
 
 @law
 @given(units=st.lists(facts, min_size=2, max_size=5))
-def test_what_a_unit_is_held_to_have_lies_between_its_own_word_and_that_of_its_peers(
-    units: list[Facts],
-) -> None:
+def test_what_a_unit_is_held_to_have_lies_between_its_own_word_and_its_peers(units: list[Facts]) -> None:
     heard = [facts.report.running + facts.report.waiting for facts in units if facts.report is not None]
     for unit in cost_terms(units, RULES):
         low, high = min(heard, default=0.0), max(heard, default=0.0)
         assert low * 0.5 - 1e-6 <= unit.foreign_batch <= high * 2.0 + 1e-6
-
-
-# -- each term ---------------------------------------------------------------------------------------------
 
 
 def test_what_is_ahead_is_waited_for_and_what_the_unit_does_not_hold_is_computed() -> None:
@@ -146,7 +132,7 @@ def test_what_is_ahead_is_waited_for_and_what_the_unit_does_not_hold_is_computed
     told = cost_of(Facts(rates(1000.0), OtherLoad(2.0, 0.0, 0.0, 0.0, waiting_tokens=700.0)))
     assert told.queue_s == pytest.approx(0.7)
     unit = alone(Facts(rates(1000.0)))
-    own, shared = (cost(unit, Backlog(), 500, 0, NOW, spared=spared) for spared in (0, 400))
+    own, shared = (cost(unit, Backlog(), 500, 0, spared=spared) for spared in (0, 400))
     assert (shared.prefill_s, shared.ttft_s) == (own.prefill_s, own.ttft_s), "it is waited for all the same"
     assert shared.total_s == pytest.approx(own.total_s - 0.4)
 
@@ -159,7 +145,7 @@ def test_an_answer_is_decoded_at_the_batch_that_will_be_there_and_pays_what_thos
     assert three.decode_s == pytest.approx(ANSWER * 0.014)
     # Each of them has longer steps for as long as it is there, and a part of its prefill in between.
     assert three.slowdown_of_others_s == pytest.approx(3 * (ANSWER * 0.001 + RULES.prefill_beside * 0.5))
-    assert cost(alone(unit), Backlog(), 500, 0, NOW, answer=2.0).decode_s == pytest.approx(0.022)
+    assert cost(alone(unit), Backlog(), 500, 0, answer=2.0).decode_s == pytest.approx(0.022)
     some = [cost_of(Facts(rates(step_s=0.01)), busy(*[1] * count)).decode_s for count in (0, 1, 2)]
     assert some == sorted(set(some)), "idle units come first even where batching costs nothing"
 
@@ -202,9 +188,9 @@ def test_what_does_not_fit_waits_and_a_cache_into_which_little_was_written_is_th
     calm, average, busy_one = cost_terms(
         [Facts(rates(1000.0), written_tokens=tokens) for tokens in (0.0, 1e5, 2e5)], RULES
     )
-    new = [cost(unit, Backlog(), 1000.0, 0.0, NOW).eviction_s for unit in (calm, average, busy_one)]
+    new = [cost(unit, Backlog(), 1000.0, 0.0).eviction_s for unit in (calm, average, busy_one)]
     assert new == pytest.approx([0.0, RULES.evict_share, 2 * RULES.evict_share])
-    assert cost(busy_one, Backlog(), 1000.0, 990.0, NOW).eviction_s == pytest.approx(0.02 * RULES.evict_share)
+    assert cost(busy_one, Backlog(), 1000.0, 990.0).eviction_s == pytest.approx(0.02 * RULES.evict_share)
     assert alone(Facts(rates())).evict_share == 0.0
     large, small = cost_terms(
         [Facts(rates(), kv_tokens=kv, written_tokens=1e5) for kv in (10**6, 10**5)], RULES
@@ -225,9 +211,6 @@ def test_more_errors_are_never_cheaper(unit: Facts, errors: float, prompt: int) 
     assert cost_of(Facts(rates(), error_share=0.9)).total_s > cost_of(Facts(rates()), busy(30_000)).total_s
 
 
-# -- reports -----------------------------------------------------------------------------------------------
-
-
 def test_a_unit_of_which_nothing_is_heard_counts_as_its_peers_do() -> None:
     heard = [Facts(rates(), fresh(waiting=float(n), running=10.0)) for n in (2, 4, 6)]
     silent = cost_terms([*heard, Facts(rates())], RULES)[-1]
@@ -235,7 +218,7 @@ def test_a_unit_of_which_nothing_is_heard_counts_as_its_peers_do() -> None:
     assert silent.unknown_s == RULES.unknown_s
     # A report of nothing is no reason to prefer a silent unit.
     known, silent = cost_terms([Facts(rates(), fresh()), Facts(rates())], RULES)
-    assert cost(known, Backlog(), 100, 0, NOW).total_s < cost(silent, Backlog(), 100, 0, NOW).total_s
+    assert cost(known, Backlog(), 100, 0).total_s < cost(silent, Backlog(), 100, 0).total_s
 
 
 def test_an_old_report_gives_way_to_the_peers_word_by_and_by() -> None:
@@ -252,9 +235,6 @@ def test_an_old_report_gives_way_to_the_peers_word_by_and_by() -> None:
     here = alone(Facts(rates(), fresh(waiting=3.0, age_s=1e6)))
     assert here.foreign_tokens == 3 * RULES.foreign_tokens
     assert here.unknown_s == pytest.approx(RULES.unknown_s)
-
-
-# -- over time ---------------------------------------------------------------------------------------------
 
 
 # What a unit still has to do for this gate.

@@ -76,9 +76,7 @@ def test_units_that_fail_alike_are_not_avoided(chance: float, count: int) -> Non
 
 @pytest.mark.parametrize("count", [3, 8])
 @pytest.mark.parametrize("chance", [0.6, 1.0])
-def test_one_that_fails_more_often_than_others_that_fail_as_well_is_avoided_soon(
-    chance: float, count: int
-) -> None:
+def test_one_that_fails_more_often_than_others_that_fail_is_avoided_soon(chance: float, count: int) -> None:
     took = []
     for seed in range(20):
         units = Units(count, seed)

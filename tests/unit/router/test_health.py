@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from math import inf
 
 import pytest
@@ -25,17 +26,7 @@ from cellgate.router.health import (
     stall_limit_s,
 )
 from cellgate.router.learning import ANSWERS, SLOWEST_STEP_S
-from cellgate.router.nouns import (
-    Ask,
-    Evidence,
-    Fleet,
-    Load,
-    Rules,
-    Sign,
-    Strength,
-    Unit,
-    Verdict,
-)
+from cellgate.router.nouns import Ask, Evidence, Fleet, Load, Rules, Sign, Strength, Unit, Verdict
 from cellgate.router.outliers import (
     STREAK,
     UNREACHABLE_S,
@@ -47,7 +38,7 @@ from cellgate.router.outliers import (
     slowdown,
 )
 from cellgate.router.unit_state import SHORTEST_STALL_S, Lease, UnitState
-from tests.unit.router.fleets import board_up
+from tests.unit.router.fleets import board_of, board_up
 
 RULES = Rules()
 NOW = 100.0
@@ -56,10 +47,7 @@ PLAIN = STREAM._replace(stream=False)
 law = settings(derandomize=True, deadline=None, max_examples=50)
 
 
-def board() -> Board:
-    made = Board(RULES)
-    made.configure(Fleet(units=(Unit("a", "cell", "http://a"),)), 0.0)
-    return made
+board = partial(board_of, Unit("a", "cell", "http://a"))
 
 
 def working(
@@ -354,7 +342,7 @@ def test_whatever_is_compared_the_share_stays_between_nothing_and_all(gaps_s: li
 # When the gate takes itself to be cut off, and what it never holds.
 
 
-def board_of(units: int) -> Board:
+def heard_of(units: int) -> Board:
     """So many units, all UP and heard of at NOW."""
     made = board_up(*(Unit(n, "cell", f"http://{n}") for n in "abcdefgh"[:units]), at=NOW)
     for state in made:
@@ -389,7 +377,7 @@ def test_a_unit_that_is_asked_rarely_is_not_unreachable_before_it_had_time_to_an
 
 
 def test_when_nothing_answers_any_more_the_rotation_is_held_and_let_go_after_30_s() -> None:
-    made = board_of(4)
+    made = heard_of(4)
     for name in made.units:
         fail(made, name, NOW + 3.0)
     assert down(made) == ""
@@ -403,7 +391,7 @@ def test_when_nothing_answers_any_more_the_rotation_is_held_and_let_go_after_30_
 
 
 def test_a_unit_that_is_held_is_asked_again_at_once_and_panic_ends_when_units_answer() -> None:
-    made = board_of(3)
+    made = heard_of(3)
     fail(made, "a", NOW + 3.0)
     assert made.panic_at is not None
     again = Evidence("a", Sign.BAD, Strength.STRONG, "canary", "no answer in time", NOW + 3.5)
@@ -415,7 +403,7 @@ def test_a_unit_that_is_held_is_asked_again_at_once_and_panic_ends_when_units_an
 
 
 def test_neither_a_unit_that_answers_something_nor_few_units_nor_fatal_evidence_are_held() -> None:
-    made = board_of(4)
+    made = heard_of(4)
     made.units["a"].answered_at = NOW + 2.9
     fail(made, "a", NOW + 3.0)
     fail(made, "b", NOW + 3.0)
@@ -423,7 +411,7 @@ def test_neither_a_unit_that_answers_something_nor_few_units_nor_fatal_evidence_
     fail(made, "c", NOW + 3.0, Strength.FATAL)
     assert down(made) == "ac"
     for units in (1, 2):
-        made = board_of(units)
+        made = heard_of(units)
         for name in made.units:
             fail(made, name, NOW + 3.0)
         assert down(made) == "ab"[:units]

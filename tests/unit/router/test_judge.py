@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cellgate.router import health
-from cellgate.router.board import Board, DownCause, down_cause
+from cellgate.router.board import DownCause, down_cause
 from cellgate.router.judge import (
     ANSWER_SOURCE,
     CANARY_SOURCE,
@@ -27,7 +27,6 @@ from cellgate.router.nouns import (
     Cell,
     EnginePause,
     Evidence,
-    Fleet,
     Hold,
     HoldKind,
     Rules,
@@ -38,6 +37,7 @@ from cellgate.router.nouns import (
 )
 from cellgate.router.opinions import REFUSING_SOURCE
 from cellgate.router.unit_state import UnitState
+from tests.unit.router.fleets import board_of
 
 RULES = Rules(weak_window_s=10.0, weak_min=5, weak_rate=0.5, passes=2)
 NOW = 100.0
@@ -98,9 +98,7 @@ def reach(history: list[Evidence]) -> Case:
 
 @pytest.mark.parametrize("signal", Signal)
 @pytest.mark.parametrize("verdict", Verdict)
-def test_what_follows_from_a_signal_is_in_the_table_and_nowhere_else(
-    verdict: Verdict, signal: Signal
-) -> None:
+def test_what_follows_from_a_signal_is_in_the_table_and_only_there(verdict: Verdict, signal: Signal) -> None:
     """A pair that is not listed changes nothing and wishes for nothing."""
     window = (WEAK,) * (RULES.weak_min - 1) if signal is Signal.WEAK else ()
     gone = frozenset({("n", "agent")}) if signal is Signal.NODES_BACK else frozenset()
@@ -433,8 +431,7 @@ def test_the_cause_is_what_was_seen(evidence: Evidence, health: Evidence | None,
 
 
 def test_a_flip_to_down_has_a_cause_and_no_other_flip_has() -> None:
-    board = Board(Rules())
-    board.configure(Fleet(units=(Unit("a1", "a", "http://127.0.0.1:8101"),)), 0.0)
+    board = board_of(Unit("a1", "a", "http://127.0.0.1:8101"))
     told = (replace(NO_TOKEN, sign=Sign.GOOD, at=1.0), NO_TOKEN, replace(HEALTHY, at=13.0))
     flips = [board.observe(evidence).flip for evidence in (*told, replace(NO_TOKEN, at=14.0))]
     causes = {flip.after: flip.cause for flip in flips if flip is not None}

@@ -77,9 +77,7 @@ def test_what_a_unit_shows_after_a_restart_is_new_however_many_it_had_shown_befo
 
 @pytest.mark.parametrize("count", [2, 3, 8])
 @pytest.mark.parametrize("chance", [0.1, 0.3, 0.5])
-def test_equals_some_of_whose_requests_take_long_are_hardly_ever_told_apart(
-    count: int, chance: float
-) -> None:
+def test_equals_some_of_whose_requests_take_long_are_rarely_told_apart(count: int, chance: float) -> None:
     rng, apart, rounds = Random(count), 0, 300
     for _ in range(rounds):
         waits = [

@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cellgate.router.backlog import Backlog, Job, Prefilled
-from cellgate.router.board import Board
 from cellgate.router.learning import (
     ANSWERS,
     FIRST_PREFILL_TOKENS_S,
@@ -28,7 +27,8 @@ from cellgate.router.learning import (
     learn_of_peers,
     weights_fit,
 )
-from cellgate.router.nouns import Fleet, Rules, Unit
+from cellgate.router.nouns import Unit
+from tests.unit.router.fleets import board_of
 
 law = settings(derandomize=True, deadline=None, max_examples=200)
 anything = st.floats() | st.floats(1e-3, 1e5)
@@ -41,14 +41,9 @@ def fed(tokens_s: float, windows: int, rates: Rates | None = None) -> Rates:
     return rates
 
 
-# -- laws --------------------------------------------------------------------------------------------------
-
-
 @law
 @given(samples=st.lists(anything), prompts=st.lists(st.tuples(st.integers(), anything)))
-def test_an_estimate_is_always_within_its_bounds(
-    samples: list[float], prompts: list[tuple[int, float]]
-) -> None:
+def test_an_estimate_is_always_in_its_bounds(samples: list[float], prompts: list[tuple[int, float]]) -> None:
     estimate, rates = Estimate(1e9, 0.5, 1e4), Rates()
     for sample in samples:
         estimate.guess(sample)
@@ -82,9 +77,6 @@ def test_a_few_wild_samples_move_an_estimate_by_little(outliers: list[float]) ->
     for outlier in outliers:
         estimate.learn(outlier)
     assert 100.0 / 1.25 < estimate.value < 100.0 * 1.25
-
-
-# -- prefill -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("tokens_s", [50.0, 14_000.0, 200_000.0])
@@ -125,9 +117,6 @@ def test_who_may_have_waited_for_a_seat_tells_only_the_least_that_a_unit_can_do(
         assert rates.prefill_tokens_s.value > 7_500.0
 
 
-# -- decode ------------------------------------------------------------------------------------------------
-
-
 def test_steps_are_learnt_with_their_batch() -> None:
     rng, steps, even = random.Random(1), Steps(), Steps()
     for _ in range(300):
@@ -141,9 +130,6 @@ def test_steps_are_learnt_with_their_batch() -> None:
     assert even.share == pytest.approx(SEQUENCE_SHARE, rel=0.2)
     even.learn(60.0, 8.0)
     assert even.at(8.0) < 0.024, "one frozen stream hardly moves it"
-
-
-# -- sizes and errors --------------------------------------------------------------------------------------
 
 
 def test_bytes_per_token_are_learnt_from_usage() -> None:
@@ -179,9 +165,6 @@ def step_s(rates: Rates) -> float:
     return base_s + 8.0 * sequence_s
 
 
-# -- peers -------------------------------------------------------------------------------------------------
-
-
 def test_units_that_differ_stay_different_and_what_was_seen_long_ago_gives_way_sooner() -> None:
     """An hour with a prompt now and then, and half an hour with nothing."""
     fast, slow, fresh, stale = fed(20_000.0, 20), fed(2_500.0, 20), fed(1_000.0, 50), fed(1_000.0, 50)
@@ -202,17 +185,13 @@ def test_units_that_differ_stay_different_and_what_was_seen_long_ago_gives_way_s
 
 def test_what_one_unit_shows_first_its_peers_have_before_costs_are_compared() -> None:
     """In the middle of a burst: beside ten times the speed guessed for the others it would get the rest."""
-    board = Board(Rules())
-    board.configure(Fleet((), tuple(Unit(f"u{n}", "a", f"http://u{n}") for n in range(4))), 99.0)
+    board = board_of(*(Unit(f"u{n}", "a", f"http://u{n}") for n in range(4)), at=99.0)
     board.tick(100.0)
     fed(44_000.0, 1, board.units["u0"].costs.rates)
     board.tick(100.25)
     speeds = [state.costs.cost_terms.tokens_s for state in board]
     assert speeds == [speeds[0]] * 4
     assert speeds[0] > 10_000.0 > FIRST_PREFILL_TOKENS_S
-
-
-# -- weights -----------------------------------------------------------------------------------------------
 
 
 def test_a_weight_stands_for_the_speed_that_is_not_known_unless_weights_were_wrong() -> None:
@@ -276,9 +255,6 @@ def test_weights_fit_where_nothing_was_measured_and_where_they_are_right(
     assert all(rates.prefill_tokens_s.reckoned > 0.0 for rates in units)
 
 
-# -- plain answers -----------------------------------------------------------------------------------------
-
-
 def embedded(times: float, samples: int = 20) -> Rates:
     """A unit that has only given plain answers of one token, so many times as fast as its peers."""
     rates = Rates()
@@ -334,9 +310,7 @@ class PlayedUnit:
 
 
 @pytest.mark.parametrize(("tokens_s", "latency_s", "prompts"), [(20_000.0, 0.5, 200), (7_000.0, 0.0, 20)])
-def test_a_rate_is_told_from_a_latency_by_the_lengths_of_prompts(
-    tokens_s: float, latency_s: float, prompts: int
-) -> None:
+def test_lengths_of_prompts_tell_a_rate_from_latency(tokens_s: float, latency_s: float, prompts: int) -> None:
     unit, rng = PlayedUnit(tokens_s, latency_s), Random(1)
     unit.pace.rates.prefill_tokens_s.guess(14_000.0)
     for _ in range(prompts):

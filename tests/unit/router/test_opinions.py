@@ -87,9 +87,7 @@ def test_the_mean_evidence_against_an_equal_is_at_most_one_whatever_the_chance_i
 
 
 @pytest.mark.parametrize(("worse", "usual"), [(1.0, 0.0), (0.5, 0.0), (1.0, 0.5), (0.8, 0.3)])
-def test_a_unit_that_is_worse_by_half_is_found_and_comes_back_once_it_is_not(
-    worse: float, usual: float
-) -> None:
+def test_a_unit_worse_by_half_is_found_and_comes_back_once_it_is_not(worse: float, usual: float) -> None:
     rng, found, pairs = Random(2), 0, 0
     for _ in range(200):
         comparison = Comparison()

@@ -32,8 +32,7 @@ from cellgate.router.prefill_decode import (
     STALE_S,
     TransferLink,
 )
-from cellgate.router.unit_state import Lease
-from tests.unit.router.fleets import board_up, router_over
+from tests.unit.router.fleets import board_up, picked, router_over
 
 BLOCK_BYTES = 512
 ROLES: dict[str, ServingRole] = {"p": "prefill", "d": "decode", "b": "both"}
@@ -55,15 +54,7 @@ def ask_of(tokens: int, seed: int = 0) -> Ask:
 def busy(router: Router, answers: int = 16) -> None:
     """Answers are being decoded."""
     for _ in range(answers):
-        lease = router.pick(ask_of(10), 2.0)
-        assert isinstance(lease, Lease)
-        lease.commit(2.0)
-
-
-def picked(router: Router, ask: Ask, now: float = 3.0) -> Lease:
-    lease = router.pick(ask, now)
-    assert isinstance(lease, Lease), lease
-    return lease
+        picked(router, ask_of(10), 2.0).commit(2.0)
 
 
 def test_a_long_prompt_beside_many_answers_is_split_and_a_short_or_cached_one_is_not() -> None:
@@ -138,7 +129,7 @@ def test_prompts_for_others_queue_at_their_prefiller() -> None:
     rates.followed = SURE
     router.board.tick(2.0)
     for seed in range(4):
-        assert isinstance(router.pick(leg_of(ask_of(8000, seed), "p1"), 2.1), Lease)
+        picked(router, leg_of(ask_of(8000, seed), "p1"), 2.1)
     answer = dry_run(router, leg_of(ask_of(8000, 5), "p1"), 2.1, random.Random(1))
     assert (answer.best, answer.refusal, answer.wait_s) == ("p1", None, None)
 

@@ -18,20 +18,12 @@ from cellgate.router.board import Board
 from cellgate.router.cost import AGAINST_PEERS, Expected, Slots
 from cellgate.router.cost_model import SURE, Usage
 from cellgate.router.learning import MODELS_MAX, AnswerLengths
-from cellgate.router.nouns import (
-    Ask,
-    Cell,
-    Load,
-    Models,
-    Refusal,
-    Rules,
-    Unit,
-)
+from cellgate.router.nouns import Ask, Cell, Load, Models, Refusal, Rules, Unit
 from cellgate.router.pick import Bounds, Router, find_candidates
 from cellgate.router.queue import ANY, FairRules, Pools, Ticket
 from cellgate.router.sampling import LOOK_AT_ALL, RENEWED_S, SAMPLE, SHARE, Sampler
 from cellgate.router.unit_state import Lease
-from tests.unit.router.fleets import board_up, router_over
+from tests.unit.router.fleets import board_up, picked, router_over
 
 NOW = 100.0
 TOKENS_S = 14_000.0
@@ -58,9 +50,15 @@ unknown = partial(router_of, is_known=False)
 
 
 def pick(router: Router, ask: Ask, now: float = NOW) -> Lease:
-    lease = router.pick(ask, now)
-    assert isinstance(lease, Lease), lease
-    return lease
+    return picked(router, ask, now)
+
+
+def serve(router: Router, ask: Ask, now: float, *, first_s: float, took_s: float) -> str:
+    """The unit that gets one, which has begun to answer and has answered so much later."""
+    lease = pick(router, ask, now)
+    lease.commit(now + first_s)
+    router.board.close(lease, now + took_s)
+    return lease.unit
 
 
 def served(
@@ -74,9 +72,6 @@ def served(
         units.append(lease.unit)
         router.board.close(lease, now + took_s)
     return units
-
-
-# -- a prompt that everybody shares ------------------------------------------------------------------------
 
 
 def test_a_beginning_that_all_share_is_computed_on_every_unit_and_not_waited_for_on_one() -> None:
@@ -102,15 +97,10 @@ def test_a_beginning_of_ones_own_stays_where_it_is() -> None:
     homes: dict[int, set[str]] = {}
     for number, blocks in enumerate(turns):
         now = NOW + number
-        lease = pick(router, Ask("m", True, 5000, prompt_bytes=512 * len(blocks), blocks=blocks), now)
-        lease.commit(now + 0.1)
-        router.board.close(lease, now + 0.9)
-        homes.setdefault(blocks[0], set()).add(lease.unit)
+        ask = Ask("m", True, 5000, prompt_bytes=512 * len(blocks), blocks=blocks)
+        homes.setdefault(blocks[0], set()).add(serve(router, ask, now, first_s=0.1, took_s=0.9))
     assert all(len(units) == 1 for units in homes.values()), homes
     assert len(set.union(*homes.values())) > 1, "and not all on one"
-
-
-# -- what is learnt of a unit -------------------------------------------------------------------------------
 
 
 def test_the_seats_of_an_engine_are_learnt_from_what_waits_while_as_many_run() -> None:
@@ -131,9 +121,7 @@ def test_the_seats_of_an_engine_are_learnt_from_what_waits_while_as_many_run() -
         assert seats.limit == limit
 
 
-def test_seats_that_others_of_the_same_build_have_are_believed_to_be_there_until_many_reports_deny_it() -> (
-    None
-):
+def test_seats_that_others_of_its_build_have_are_believed_to_be_there_until_many_reports_deny_it() -> None:
     seats, step = Slots(), count()
 
     def shows(running: int, among: int, progress: float | None = None, waiting: int = 1) -> float:
@@ -177,9 +165,6 @@ def test_answers_are_as_long_as_those_of_their_model_and_no_longer_than_allowed(
         answers.learn(f"model-{number}", 10)
     assert answers.expected("chat") == 800
     assert len(answers._means) <= MODELS_MAX
-
-
-# -- trying units -------------------------------------------------------------------------------------------
 
 
 def slow(router: Router, name: str, tokens_s: float, step_s: float) -> None:
@@ -226,10 +211,8 @@ def test_a_slower_unit_is_tried_but_not_with_a_session_that_would_stay_if_it_wer
             now = NOW + 3.0 * turn + number
             blocks = tuple(range(1000 * number, 1000 * number + 16 + turn // 8))
             ask = Ask("m", True, 128 * len(blocks), prompt_bytes=512 * len(blocks), blocks=blocks)
-            lease = pick(router, ask if turn else ask._replace(unit=f"u{number}"), now)
-            went[lease.unit] += 1
-            lease.commit(now + 0.1)
-            router.board.close(lease, now + 0.5)
+            ask = ask if turn else ask._replace(unit=f"u{number}")
+            went[serve(router, ask, now, first_s=0.1, took_s=0.5)] += 1
     assert went == {"u1": 80, "u2": 80}
     assert router._explorer.budget_s > 2.0, "more than a prompt is worth"
     assert pick(router, Ask("m", True, 1000, prompt_bytes=4000), NOW + 300.0).unit == "u0"
@@ -243,10 +226,8 @@ def test_a_cold_unit_gets_one_that_begins_as_many_do_and_then_its_share_of_them(
         now = NOW + 3.0 * number
         blocks = (*common, 1000 * number + 1000)
         ask = Ask("m", True, 2688, prompt_bytes=512 * 21, blocks=blocks)
-        lease = pick(router, ask if number > 40 else ask._replace(unit=f"u{number % 2}"), now)
-        went.append(lease.unit)
-        lease.commit(now + 0.02)
-        router.board.close(lease, now + 0.5)
+        ask = ask if number > 40 else ask._replace(unit=f"u{number % 2}")
+        went.append(serve(router, ask, now, first_s=0.02, took_s=0.5))
     assert went[41] == "u2"
     assert 3 <= went[42:].count("u2") <= 12
 
@@ -255,17 +236,14 @@ def test_a_cold_unit_gets_the_next_one_however_soon_it_comes_after_another_promp
     router, common = router_of(*(unit(f"u{n}") for n in range(3))), tuple(range(20))
     router._explorer.budget_s = 1.0
 
-    def serve(own: int, now: float, unit: str | None = None) -> str:
+    def goes_to(own: int, now: float, unit: str | None = None) -> str:
         ask = Ask("m", True, 2688, prompt_bytes=512 * 21, blocks=(*common, own), unit=unit)
-        lease = pick(router, ask, now)
-        lease.commit(now + 0.02)
-        router.board.close(lease, now + 0.5)
-        return lease.unit
+        return serve(router, ask, now, first_s=0.02, took_s=0.5)
 
     for number in range(40):
-        serve(1000 * number + 1000, NOW + 3.0 * number, f"u{number % 2}")
-    assert serve(1000, NOW + 120.0) == "u0", "it holds all of it"
-    assert serve(99_999, NOW + 120.01) == "u2"
+        goes_to(1000 * number + 1000, NOW + 3.0 * number, f"u{number % 2}")
+    assert goes_to(1000, NOW + 120.0) == "u0", "it holds all of it"
+    assert goes_to(99_999, NOW + 120.01) == "u2"
 
 
 @pytest.mark.parametrize(("shared", "budget_s"), [(20, 0.0), (19, 1.0)])
@@ -278,9 +256,7 @@ def test_a_cold_unit_gets_nothing_that_is_dearer_than_what_was_saved_or_that_nob
             (*range(20), 1000 + number) if shared == 20 else tuple(range(100 * number, 100 * number + 21))
         )
         ask = Ask("m", True, 2688, prompt_bytes=512 * 21, blocks=blocks)
-        lease = pick(router, ask._replace(unit=f"u{number % 2}"), NOW + 3.0 * number)
-        lease.commit(NOW + 3.0 * number + 0.02)
-        router.board.close(lease, NOW + 3.0 * number + 0.5)
+        serve(router, ask._replace(unit=f"u{number % 2}"), NOW + 3.0 * number, first_s=0.02, took_s=0.5)
     router._explorer.budget_s = budget_s
     again = blocks if shared == 19 else (*range(20), 9)
     assert pick(router, ask._replace(blocks=again), NOW + 63.0).unit != "u2"
@@ -307,9 +283,6 @@ def test_equal_units_of_whatever_weight_get_equal_shares_once_they_were_measured
     for number in range(60):
         pick(router, Ask("m", True, 100, prompt_bytes=400), NOW + 2.0 + 0.001 * number)
     assert all(18 <= state.in_flight <= 22 for state in router.board), [s.in_flight for s in router.board]
-
-
-# -- what is learnt before, and without, an answer's end ----------------------------------------------------
 
 
 def test_steps_are_learnt_from_gaps_before_the_first_answers_end() -> None:
@@ -417,9 +390,6 @@ def test_the_few_idle_units_of_a_hundred_are_found_before_anybody_is_refused() -
         router.board.close(lease, NOW + 0.1)
 
 
-# -- one queue a pool ---------------------------------------------------------------------------------------
-
-
 def test_what_waits_for_one_model_keeps_nobody_waiting_for_another() -> None:
     rules = FairRules(limit=4, max_wait_s=5.0)
     router = router_of(unit("a", max_in_flight=1), unit("b", models=("n",)), rules=rules)
@@ -512,9 +482,7 @@ def pick_for(router: Router, model: str) -> Lease:
         ("poet clerk poet cook", "poet", 0.0),
     ],
 )
-def test_loading_an_adapter_costs_and_replacing_another_costs_more(
-    used: str, model: str, seconds: float
-) -> None:
+def test_loading_an_adapter_costs_and_replacing_one_costs_more(used: str, model: str, seconds: float) -> None:
     assert adapters(*used.split()).cost_s(model, ANSWER_S) == seconds
 
 

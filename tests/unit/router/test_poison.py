@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from cellgate.router.board import Board
-from cellgate.router.nouns import Ask, Cell, Fleet, Rules, Unit
+from cellgate.router.nouns import Ask, Unit
 from cellgate.router.poison import (
     AT_ONCE_S,
     COMMITTED_S,
@@ -24,6 +25,7 @@ from cellgate.router.poison import (
     PromptVerdict,
 )
 from cellgate.router.unit_state import Lease
+from tests.unit.router.fleets import board_of
 
 POISON, X, Y, Z = 1, 2, 3, 4
 
@@ -44,36 +46,16 @@ class Scene:
         unit: str,
         *died: int,
         survive: tuple[int, ...] = (),
-        tokens: int = 0,
-        shown: int = 0,
         lived_s: float = 0.1,
-        is_loss: bool = True,
         works: bool = True,
         place: str = "",
-        ran_s: float = 0.0,
-        cell: str = "",
-        up_s: float = 0.0,
+        **more: Any,
     ) -> list[PromptVerdict]:
-        """A unit breaks these requests, and not those that `survive`; what becomes of each."""
+        """A unit breaks these requests, not those that `survive`; what becomes of each. `more` is of Loss."""
         self.now += 5.0
         there = [*died, *survive]
         times = self.now - lived_s, self.now
-        losses = [
-            Loss(
-                unit,
-                place or unit,
-                each,
-                "m",
-                *times,
-                tokens,
-                shown,
-                is_loss,
-                cell=cell,
-                ran_s=ran_s,
-                up_s=up_s,
-            )
-            for each in died
-        ]
+        losses = [Loss(unit, place or unit, each, "m", *times, **more) for each in died]
         return [self.ledger.lost(loss, lambda: there, works=works) for loss in losses]
 
     def settle(self) -> None:
@@ -81,8 +63,7 @@ class Scene:
 
     def lease(self, unit: str, fingerprint: int) -> Lease:
         """Give a unit to one that has met a death."""
-        board = Board(Rules())
-        board.configure(Fleet((Cell("c"),), (Unit(unit, "c", "http://u:1"),)), self.now)
+        board = board_of(Unit(unit, "c", "http://u:1"), at=self.now)
         lease = board.open(unit, Ask(fingerprint=fingerprint), self.now, retry=False)
         self.ledger.placed(self.ledger.records[fingerprint], lease)
         return lease
@@ -239,9 +220,7 @@ def test_what_breaks_later_with_a_unit_that_died_met_the_same_death_and_what_cam
 @pytest.mark.parametrize(
     ("works", "others", "is_proven"), [(True, False, True), (False, False, True), (False, True, False)]
 )
-def test_a_prompt_is_proven_where_others_came_through_or_it_was_alone(
-    works: bool, others: bool, is_proven: bool
-) -> None:
+def test_a_prompt_is_proven_if_others_live_or_it_is_alone(works: bool, others: bool, is_proven: bool) -> None:
     """A fleet whose units die of everything (a bad rollout) is not to ban what its users ask."""
     scene = Scene()
     for unit, other in (("a", 10), ("b", 11)):

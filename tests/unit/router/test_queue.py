@@ -16,9 +16,10 @@ from cellgate.router.cost_model import SURE
 from cellgate.router.nouns import Ask, Evidence, Refusal, Rules, Sign, Strength, Unit
 from cellgate.router.queue import MOVED_S, Entered, Entry, FairQueue, FairRules, NoEntry, Ticket
 from cellgate.router.unit_state import Lease
-from tests.unit.router.fleets import board_up, router_over
+from tests.unit.router.fleets import board_up, picked, router_over
 
 NOW = 100.0
+ASK = Ask("m")
 NOTHING_TRIED: frozenset[str] = frozenset()
 RULES = FairRules(limit=8, max_wait_s=30.0)
 
@@ -36,12 +37,7 @@ class Scene:
         self.board.tick(NOW + 0.1)
 
     def wait(
-        self,
-        who: str,
-        ask: Ask = Ask("m"),  # noqa: B008 - a named tuple
-        *,
-        tried: frozenset[str] = NOTHING_TRIED,
-        moved: bool = False,
+        self, who: str, ask: Ask = ASK, tried: frozenset[str] = NOTHING_TRIED, *, moved: bool = False
     ) -> Ticket | Lease | Refusal:
         return self.router.wait(
             ask, NOW, tried, lambda answer: self.settled.append((who, answer)), size=100, moved=moved
@@ -54,9 +50,6 @@ class Scene:
     def told(self) -> list[tuple[str, str]]:
         """Who got which unit, or which refusal."""
         return [(who, a.unit if isinstance(a, Lease) else a.value) for who, a in self.settled]
-
-
-# -- those who lost their unit -----------------------------------------------------------------------------
 
 
 def test_those_who_lost_their_unit_come_first_in_their_order_and_go_above_max_in_flight() -> None:
@@ -86,9 +79,6 @@ def test_nobody_is_given_a_unit_that_failed_it_before_nor_holds_up_those_behind(
     assert scene.told[1:] == [("x", "b")]
 
 
-# -- all others --------------------------------------------------------------------------------------------
-
-
 def test_an_ask_waits_until_there_is_a_place_and_nobody_overtakes_it() -> None:
     scene = Scene()
     leases = scene.fill("a", "b")
@@ -106,9 +96,7 @@ def test_a_unit_with_a_long_backlog_of_prompts_gets_no_more() -> None:
     scene = Scene()
     tokens_s = scene.board.units["a"].costs.rates.prefill_tokens_s.value
     large = Ask("m", stream=True, prompt_bytes=int(4 * 3 * tokens_s))
-    first, second = scene.router.pick(large, NOW + 1), scene.router.pick(large, NOW + 1)
-    assert isinstance(first, Lease)
-    assert isinstance(second, Lease)
+    first, second = (picked(scene.router, large, NOW + 1) for _ in range(2))
     assert {first.unit, second.unit} == {"a", "b"}
     assert scene.router.pick(large, NOW + 1) is Refusal.FULL
     scene.wait("x", large)
@@ -123,8 +111,7 @@ def held_by_one(blocks: int) -> tuple[Scene, Ask, Lease]:
     """A prompt that one of two units has computed."""
     scene = Scene()
     ask = Ask("m", stream=True, prompt_bytes=512 * blocks, blocks=tuple(range(1, blocks + 1)))
-    lease = scene.router.pick(ask, NOW + 1)
-    assert isinstance(lease, Lease)
+    lease = picked(scene.router, ask, NOW + 1)
     lease.commit(NOW + 2)
     return scene, ask, lease
 
@@ -146,18 +133,13 @@ def test_an_ask_waits_for_the_unit_that_has_its_prompt_rather_than_compute_it_ag
 def test_nobody_waits_for_a_place_while_another_unit_has_one() -> None:
     scene, long, first = held_by_one(199)
     scene.fill(first.unit, places=1)
-    second = scene.router.pick(long, NOW + 2)
-    assert isinstance(second, Lease)
-    assert second.unit != first.unit
+    assert picked(scene.router, long, NOW + 2).unit != first.unit
 
 
 def test_other_policies_never_wait_while_a_unit_has_room() -> None:
     scene = Scene(policy="round_robin")
     scene.fill("a")
-    for _ in range(2):
-        lease = scene.router.pick(Ask("m"), NOW)
-        assert isinstance(lease, Lease)
-        assert lease.unit == "b"
+    assert [picked(scene.router, Ask("m"), NOW).unit for _ in range(2)] == ["b", "b"]
     assert scene.router.pick(Ask("m"), NOW) is Refusal.FULL
 
 
@@ -227,14 +209,13 @@ def test_even_an_idle_unit_gets_nothing_that_it_is_known_to_answer_too_late() ->
     hasty = Ask("m", prompt_bytes=4 * 100_000, deadline_at=NOW + 1.0)
     for state in scene.board:
         state.costs.rates.followed = 0
-    first = scene.router.pick(hasty, NOW)
-    assert isinstance(first, Lease), "nobody has seen how fast the units are"
-    scene.board.close(first, NOW)
+    # Nobody has seen how fast the units are.
+    scene.board.close(picked(scene.router, hasty, NOW), NOW)
     for rates in [state.costs.rates for state in scene.board] * SURE:
         rates.prefilled(4096, 1.0)
     scene.board.tick(NOW)
     assert scene.router.pick(hasty, NOW) is Refusal.LATE
-    assert isinstance(scene.router.pick(hasty._replace(deadline_at=NOW + 1000.0), NOW), Lease)
+    picked(scene.router, hasty._replace(deadline_at=NOW + 1000.0), NOW)
 
 
 def test_neither_a_model_that_is_gone_nor_units_that_are_gone_are_waited_for() -> None:
@@ -288,9 +269,6 @@ def test_those_who_are_served_may_queue_again_at_once(moved: bool) -> None:
     for _ in range(2):
         scene.router.serve_waiting(NOW)
     assert len(answers) == 2
-
-
-# -- what an engine says of its own room -------------------------------------------------------------------
 
 
 def test_an_engine_that_turns_a_request_away_gets_no_more_than_it_has_for_some_time() -> None:
@@ -431,9 +409,6 @@ def test_who_has_no_unit_for_a_while_saves_nothing_up() -> None:
     assert sum(name is not None and name[0] == "b" for name in served) <= 6
 
 
-# -- bounds ------------------------------------------------------------------------------------------------
-
-
 def test_a_flood_takes_its_own_share_of_the_queue_alone() -> None:
     line = Line(limit=10)
     for number in range(12):
@@ -447,9 +422,6 @@ def test_a_flood_takes_its_own_share_of_the_queue_alone() -> None:
     for number in range(20):
         line.add(f"other{number}", tenant="other")
     assert Counter(entry.tenant for entry in line.queue) == {"flood": 5, "other": 5}
-
-
-# -- deadlines ---------------------------------------------------------------------------------------------
 
 
 def test_an_entry_that_cannot_make_its_deadline_is_refused_at_once_and_others_are_found_in_time() -> None:

@@ -145,9 +145,6 @@ def after(told: list[float]) -> float:
     return found
 
 
-# -- prompts to be computed ---------------------------------------------------------------------------------
-
-
 def test_units_with_little_look_alike_and_a_long_line_stays_apart() -> None:
     idle, other, little, long = expected_s([Line(0.0, told_s) for told_s in (0.0, 0.0, 0.2, 5.0)])
     assert idle == other == little > 0.0
@@ -174,9 +171,6 @@ def test_all_together_it_stays_what_others_have_and_in_its_order(found: list[Lin
             assert whole[before] <= whole[behind] + slack_s + 1e-6 * whole[behind]
 
 
-# -- on the board -------------------------------------------------------------------------------------------
-
-
 def forecasts(told: dict[str, RemoteLoad], *units: Unit) -> list[CostTerms]:
     board = board_up(*units)
     for unit in units:
@@ -198,9 +192,6 @@ def test_what_others_send_next_is_expected_at_the_idle_unit_of_the_same_model() 
     assert busy.foreign_batch == 7.0, "a prompt that is to be computed decodes nothing yet"
     assert idle.foreign_tokens == pytest.approx(MODEL_UNSEEN_S * 1000.0)
     assert other.foreign_tokens == 0.0
-
-
-# -- sequences that are decoded -----------------------------------------------------------------------------
 
 
 def test_what_lasts_counts_in_full_and_a_moment_does_not() -> None:

@@ -138,9 +138,7 @@ def test_nobody_waits_for_what_the_prompts_of_another_one_claim_up_to_a_share() 
 
 
 @pytest.mark.parametrize("payer", ["address 192.0.2.{}", ""])
-def test_neither_many_who_hold_little_nor_those_of_whom_nothing_is_known_make_units_overfull(
-    payer: str,
-) -> None:
+def test_neither_many_who_hold_little_nor_those_nobody_knows_make_units_overfull(payer: str) -> None:
     here = World()
     for number in range(6 * SLOTS):
         here.ask(payer.format(number))
