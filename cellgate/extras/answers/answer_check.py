@@ -28,8 +28,8 @@ from cellgate.extras.answers.wrong_answers import (
     recorded,
     why_wrong,
 )
-from cellgate.proxy.observe.counters import counter
 from cellgate.proxy.observe.events import Action, EventLog
+from cellgate.proxy.observe.families import counter
 from cellgate.router.board import Board, Flip
 from cellgate.router.judge import ANSWER_SOURCE
 from cellgate.router.known_answers import AnswerRecord

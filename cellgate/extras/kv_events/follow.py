@@ -37,7 +37,7 @@ from cellgate.extras.kv_events.wire import (
 from cellgate.probes.base import Fetch, FetchError
 from cellgate.probes.engines import parsed
 from cellgate.proxy.control.plane import Part, Plane
-from cellgate.proxy.observe.counters import counter, gauge
+from cellgate.proxy.observe.families import counter, gauge
 from cellgate.proxy.observe.log import log_line
 from cellgate.proxy.process.tasks import end_tasks
 from cellgate.router.board import Board

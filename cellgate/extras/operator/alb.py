@@ -21,8 +21,8 @@ from prometheus_client import Metric
 from cellgate.extras.operator.action_settings import AlbTarget
 from cellgate.extras.orchestrators import ELB, AwsError, client, said_plainly
 from cellgate.proxy.ingress.haproxy import STEADY, AgentReply, ServerState, gate_reply
-from cellgate.proxy.observe.counters import one_counter, one_gauge
 from cellgate.proxy.observe.events import Action, EventLog
+from cellgate.proxy.observe.families import one_counter, one_gauge
 from cellgate.proxy.observe.log import log_line
 from cellgate.proxy.process.tasks import end_tasks
 from cellgate.router.board import Board

@@ -39,8 +39,8 @@ from cellgate.extras.operator.plan import (
 from cellgate.probes.fault_status import rank_words
 from cellgate.proxy.config.sources import SOURCES
 from cellgate.proxy.control.rank_retry import retry_ranks
-from cellgate.proxy.observe.counters import gauge
 from cellgate.proxy.observe.events import Action, ActionKind
+from cellgate.proxy.observe.families import gauge
 from cellgate.proxy.observe.log import utc
 from cellgate.proxy.observe.text import one_line
 from cellgate.proxy.process.tasks import end_tasks

@@ -21,7 +21,7 @@ from cellgate.extras.scaling.demand import (
     waits_in_parts,
 )
 from cellgate.proxy.control.last_requests import LastRequests
-from cellgate.proxy.observe.counters import gauge
+from cellgate.proxy.observe.families import gauge
 from cellgate.router.board import Board
 from cellgate.router.queue import Queue
 from cellgate.router.unit_state import UnitState

@@ -53,9 +53,10 @@ from cellgate.proxy.ingress.reports import (
     unit_headers,
     unit_health,
 )
-from cellgate.proxy.observe.counters import PLAIN, Metrics
+from cellgate.proxy.observe.counters import Metrics
 from cellgate.proxy.observe.events import Action, EventLog, EventRecord
 from cellgate.proxy.observe.exposition import pool_metrics
+from cellgate.proxy.observe.families import PLAIN
 from cellgate.proxy.observe.log import log_line
 from cellgate.proxy.process.listeners import tls_options
 from cellgate.router.board import Board

@@ -26,7 +26,7 @@ from prometheus_client import Metric
 
 from cellgate.proxy.config.key_file import KeyRing, LimitRules, TokenPrice
 from cellgate.proxy.http.errors import Failure, FailureKind
-from cellgate.proxy.observe.counters import counter, one_counter, one_gauge
+from cellgate.proxy.observe.families import counter, one_counter, one_gauge
 from cellgate.proxy.request.ports import Charge, Dispatcher, Pending, PickRequest, Waiter
 from cellgate.router.nouns import Ask
 from cellgate.router.unit_state import Lease

@@ -13,8 +13,8 @@ from math import inf
 
 from prometheus_client import Metric
 
-from cellgate.proxy.observe.counters import gauge
 from cellgate.proxy.observe.events import Action, EventLog
+from cellgate.proxy.observe.families import gauge
 from cellgate.router.board import Board
 from cellgate.router.comparisons import Stacks, conclusions, other_builds
 from cellgate.router.health import shared_fates

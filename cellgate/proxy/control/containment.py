@@ -19,8 +19,8 @@ from prometheus_client import Metric
 
 from cellgate.proxy.config.limits import LIMITS, reached
 from cellgate.proxy.http.errors import Failure, FailureKind
-from cellgate.proxy.observe.counters import counter, gauge, one_counter
 from cellgate.proxy.observe.events import Action, EventLog
+from cellgate.proxy.observe.families import counter, gauge, one_counter
 from cellgate.router.board import Board, Flip
 from cellgate.router.judge import works_though_out
 from cellgate.router.nouns import Ask, Outcome, Refusal, Verdict

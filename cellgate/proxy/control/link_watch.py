@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from prometheus_client import Metric
 
-from cellgate.proxy.observe.counters import counter, one_gauge, summary
 from cellgate.proxy.observe.events import Action, EventLog
+from cellgate.proxy.observe.families import counter, one_gauge, summary
 from cellgate.proxy.observe.text import one_line
 from cellgate.router.board import Board
 from cellgate.router.nouns import ORPHANED, RELEASED, TRANSFERRED, UNCLAIMED_S, SplitStep

@@ -18,8 +18,8 @@ from typing import Any
 from prometheus_client import Metric
 
 from cellgate.proxy.ingress.reasons import why
-from cellgate.proxy.observe.counters import gauge
 from cellgate.proxy.observe.events import Action
+from cellgate.proxy.observe.families import gauge
 from cellgate.proxy.observe.text import duration, one_line
 from cellgate.router.board import Board, Flip
 from cellgate.router.kept import listed

@@ -26,8 +26,8 @@ from cellgate.proxy.control.plane import Part, Plane
 from cellgate.proxy.discovery.base import GROUP, Feed, Follow, Found, SourceError, Suspicion
 from cellgate.proxy.discovery.sources import FOLLOW
 from cellgate.proxy.discovery.varying import VaryingAnswers
-from cellgate.proxy.observe.counters import gauge
 from cellgate.proxy.observe.events import Action, ActionKind
+from cellgate.proxy.observe.families import gauge
 from cellgate.proxy.observe.helpers import HelperTrouble
 from cellgate.proxy.process.tasks import end_tasks
 from cellgate.router.nouns import Cell, Evidence, Fleet, Sign, Strength, Unit, Verdict

@@ -5,7 +5,7 @@
 3. Every label is bounded by construction: unit and cell names from the configuration, enums, our own route
    names, status codes. Nothing that a client can choose (path, model, address) becomes a label.
 
-In this order: `Metrics`, `counter`, `Histogram`, `Exemplars`, `Continuations`, `TallyFamily`.
+In this order: `Metrics`, `Histogram`, `Exemplars`, `Continuations`, `TallyFamily`.
 """
 
 from __future__ import annotations
@@ -19,48 +19,25 @@ from dataclasses import dataclass
 from enum import Enum
 from itertools import accumulate, pairwise, product
 from operator import mul
-from typing import NamedTuple
 
 from prometheus_client import Metric, ProcessCollector
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    SummaryMetricFamily,
-)
-from prometheus_client.exposition import CONTENT_TYPE_LATEST, choose_encoder, generate_latest
-from prometheus_client.registry import Collector
 from prometheus_client.samples import Exemplar
 
 from cellgate.proxy.observe.access_log import Finished
 from cellgate.proxy.observe.events import Action, EventLog
+from cellgate.proxy.observe.families import PLAIN, Encoding, open_encoding
 from cellgate.proxy.observe.text import only_visible
 from cellgate.router.board import Board, DownCause, Flip
 from cellgate.router.nouns import Outcome, Refusal, Verdict
 
 RECENT = 0.1
 """The weight of the latest value in a moving mean, which covers the last ten or twenty."""
-_EOF = b"# EOF\n"
-"""The last line of OpenMetrics; families are encoded one by one."""
 LAGS_KEPT = 240
 """A minute of the gate's ticks, so that no lag is missed between two scrapes."""
 
 
-Collect = Callable[[], Iterable[Metric]]
-"""Gives families of metrics, as they are now."""
-
-
-class Encoding(NamedTuple):
-    """How families become text."""
-
-    encode: Callable[[Collector], bytes]
-    content_type: str
-
-    def text(self, families: Iterable[Metric]) -> bytes:
-        return self.encode(_Families(families))
-
-
-PLAIN = Encoding(generate_latest, CONTENT_TYPE_LATEST)
+Collect = Callable[[], Iterable[Metric | None]]
+"""Gives families of metrics, as they are now; None: it has worked for a while, and others may have a turn."""
 
 
 class Metrics:
@@ -145,27 +122,29 @@ class Metrics:
         return self.tallies[unit].recent_ttft_s if unit in self.tallies else None
 
     async def families(self) -> AsyncIterator[Metric]:
-        """Everything that is counted, now.
-
-        The loop turns between two families: all at once take 0.7 ms for each unit, which would delay streams.
-        """
+        """Everything that is counted, now. The loop turns between two: streams would wait for all of them."""
         self._forget_departed()
         for collect in self._collectors:
             for family in collect():
-                yield family
+                if family is not None:
+                    yield family
                 await asyncio.sleep(0)
 
     def encoding_for(self, accept: str) -> Encoding:
         """How to render for who sent this `Accept`: OpenMetrics while there are exemplars, else plain."""
         if self.exemplars and "application/openmetrics-text" in accept:
-            return Encoding(*choose_encoder(accept))
+            return open_encoding(accept)
         return PLAIN
 
     async def render(self, encoding: Encoding = PLAIN) -> bytes:
         """Everything in Prometheus' text format, or in another one."""
-        parts = [encoding.text((family,)).removesuffix(_EOF) async for family in self.families()]
+        parts: list[bytes] = []
+        async for family in self.families():
+            for part in encoding.parts(family):
+                parts.append(part)
+                await asyncio.sleep(0)
         # Labels may be what a unit says of itself: this is the one place that all of them pass.
-        return only_visible(b"".join(parts if encoding is PLAIN else [*parts, _EOF]))
+        return only_visible(encoding.whole(parts))
 
     def tally(self, unit: str) -> Tally:
         """The counts of a unit, zero at first."""
@@ -200,76 +179,6 @@ class Tally:
         self.duration = Histogram(DURATION_BOUNDS_S)
 
 
-class _Families(Collector):
-    """Families as the collector that `generate_latest` wants."""
-
-    def __init__(self, families: Iterable[Metric]) -> None:
-        self._families = families
-
-    def collect(self) -> Iterable[Metric]:
-        return self._families
-
-
-# One family of metrics from rows of label values and a number; each name begins with `cellgate_`.
-
-
-MetricRow = tuple[Sequence[str], float]
-"""Label values, and the number they have. Where there is one label, its value may stand without a tuple."""
-
-
-def counter(name: str, text: str, labels: Sequence[str], rows: Iterable[MetricRow]) -> Metric:
-    """A counter; `_total` is added to its name. `labels` may be the name of a single one."""
-    family = CounterMetricFamily(f"cellgate_{name}", text, labels=_words(labels))
-    for row, value in rows:
-        family.add_metric(_words(row), value)
-    return family
-
-
-def gauge(name: str, text: str, labels: Sequence[str], rows: Iterable[MetricRow]) -> Metric:
-    """The same of a gauge."""
-    family = GaugeMetricFamily(f"cellgate_{name}", text, labels=_words(labels))
-    for row, value in rows:
-        family.add_metric(_words(row), float(value))
-    return family
-
-
-def _words(labels: Sequence[str]) -> Sequence[str]:
-    return (labels,) if isinstance(labels, str) else labels
-
-
-def one_counter(name: str, text: str, count: float) -> Metric:
-    """A counter without labels."""
-    return counter(name, text, (), [((), count)])
-
-
-def one_gauge(name: str, text: str, value: float) -> Metric:
-    """A gauge without labels."""
-    return gauge(name, text, (), [((), value)])
-
-
-def histogram(
-    name: str,
-    text: str,
-    labels: Sequence[str],
-    rows: Iterable[tuple[Sequence[str], Sequence[Sequence[object]], float]],
-) -> Metric:
-    """Cumulated buckets (bound, count, and perhaps an exemplar) and a sum for each row of labels."""
-    family = HistogramMetricFamily(f"cellgate_{name}", text, labels=labels)
-    for row, bounds, total in rows:
-        family.add_metric(row, bounds, total)  # type: ignore[arg-type]  # says pairs, and takes exemplars
-    return family
-
-
-def summary(
-    name: str, text: str, labels: Sequence[str], rows: Iterable[tuple[Sequence[str], int, float]]
-) -> Metric:
-    """A count and a sum for each row of labels."""
-    family = SummaryMetricFamily(f"cellgate_{name}", text, labels=labels)
-    for row, count, total in rows:
-        family.add_metric(row, count, total)
-    return family
-
-
 # Histograms that need two additions for each observation: plain ints in a list, rendered only at scrape.
 #
 # The bounds are those of LLM serving, where the usual web buckets (5 ms to 10 s) are wrong at both ends: a
@@ -288,6 +197,8 @@ DURATION_BOUNDS_S = (
 )
 GAP_BOUNDS_MS = (5, 10, 15, 20, 25, 30, 40, 50, 75, 100, 150, 200, 300, 500, 750, 1000, 2000, 4000)
 """Around the steps of engines (10 to 50 ms), reading speed (about 200 ms a token) and stalls."""
+Counted = tuple[Sequence[int], float]
+"""Observations by bucket, not cumulated, and their sum."""
 Buckets = list[tuple[str, float]]
 """What Prometheus wants to see: (upper bound, observations up to it), the last bound being +Inf."""
 
@@ -304,27 +215,35 @@ class Histogram:
         self.counts[bisect_left(self.bounds, value)] += 1
         self.total += value
 
+    def counted(self) -> Counted:
+        """What was observed."""
+        return self.counts, self.total
+
     def read(self) -> tuple[Buckets, float]:
         """The cumulated buckets and the sum."""
-        return _named(self.bounds, list(accumulate(self.counts))), self.total
+        return cumulated(self.bounds, self.counts), self.total
 
 
-def gap_buckets(gaps_ms: Sequence[int]) -> tuple[Buckets, float]:
-    """The cumulated buckets and the sum, in seconds, of gaps counted per whole millisecond.
+def counted_gaps(gaps_ms: Sequence[int]) -> Counted:
+    """The gaps within GAP_BOUNDS_MS, and their sum in seconds, of gaps counted per whole millisecond.
 
     `gaps_ms[i]` counts the gaps of i to i + 1 ms, so that a bound in milliseconds falls between two counts
     and the buckets are exact. The sum takes the middle of each millisecond, and the end of the list for all
     that is longer.
     """
-    bounds = tuple(bound for bound in GAP_BOUNDS_MS if bound < len(gaps_ms))
-    edges = (0, *bounds, len(gaps_ms))
-    counts = [sum(gaps_ms[start:end]) for start, end in pairwise(edges)]
-    total_ms = sum(map(mul, gaps_ms, range(len(gaps_ms)))) + 0.5 * sum(counts)
-    return _named([bound / 1000 for bound in bounds], list(accumulate(counts))), total_ms / 1000
+    if not any(gaps_ms):
+        return (), 0.0
+    edges = list(pairwise((0, *GAP_BOUNDS_MS, len(gaps_ms))))
+    counts = [sum(gaps_ms[start:end]) for start, end in edges]
+    # Of the longest ones, which are most of the list, there are mostly none.
+    filled = (edge for edge, count in zip(edges, counts, strict=True) if count)
+    total_ms = sum(sum(map(mul, gaps_ms[start:end], range(start, end))) for start, end in filled)
+    return counts, (total_ms + 0.5 * sum(counts)) / 1000
 
 
-def _named(bounds: Sequence[float], cumulated: Sequence[int]) -> Buckets:
-    return list(zip([*(repr(float(bound)) for bound in bounds), "+Inf"], cumulated, strict=True))
+def cumulated(bounds: Sequence[float], counts: Sequence[int]) -> Buckets:
+    """The buckets of these counts."""
+    return list(zip([*map(repr, map(float, bounds)), "+Inf"], accumulate(counts), strict=True))
 
 
 # Exemplars: beside a bucket of a histogram stands one request that fell into it, by the id of its trace.

@@ -22,21 +22,20 @@ from cellgate.proxy.config.limits import REACHED
 from cellgate.proxy.ingress.haproxy import HaproxyAgent
 from cellgate.proxy.observe.counters import (
     DURATION,
+    DURATION_BOUNDS_S,
     FAMILIES,
+    GAP_BOUNDS_MS,
     TALLIES,
     TTFT,
-    Buckets,
+    TTFT_BOUNDS_S,
+    Counted,
     Histogram,
-    MetricRow,
     Metrics,
     TallyKey,
-    counter,
-    gap_buckets,
-    gauge,
-    one_counter,
-    one_gauge,
+    counted_gaps,
 )
 from cellgate.proxy.observe.defects import DEFECTS
+from cellgate.proxy.observe.families import MetricRow, counter, gauge, one_counter, one_gauge
 from cellgate.proxy.observe.routing_metrics import UnitHistograms, UnitSource
 from cellgate.router.board import Board
 from cellgate.router.departures import is_draining
@@ -298,24 +297,27 @@ class Traffic:
         self._ttft = UnitHistograms(
             TTFT,
             "From a request's first byte to the first token sent to its client.",
-            Histogram.read,
+            TTFT_BOUNDS_S,
+            Histogram.counted,
             has_means=True,
             exemplars=metrics.exemplars,
         )
         self._gaps: UnitHistograms[UnitState] = UnitHistograms(
             "inter_token_latency_seconds",
             "Between two pieces of a stream as the unit sent them.",
-            _read_gaps,
+            [bound_ms / 1000 for bound_ms in GAP_BOUNDS_MS],
+            _gaps_of,
             has_means=True,
         )
         self._duration = UnitHistograms(
             DURATION,
             "From a request's first byte to its answer's last.",
-            Histogram.read,
+            DURATION_BOUNDS_S,
+            Histogram.counted,
             exemplars=metrics.exemplars,
         )
 
-    def collect(self) -> Iterator[Metric]:
+    def collect(self) -> Iterator[Metric | None]:
         yield from self._requests()
         yield from self._failures()
         yield from self._latencies()
@@ -391,7 +393,7 @@ class Traffic:
             (((name, cause.value), n) for name, tally in units for cause, n in tally.downs.items()),
         )
 
-    def _latencies(self) -> Iterator[Metric]:
+    def _latencies(self) -> Iterator[Metric | None]:
         tallies = self._metrics.tallies
         ttft = [UnitSource(tally.cell, name, tally.ttft) for name, tally in tallies.items() if name]
         duration = [UnitSource(tally.cell, name, tally.duration) for name, tally in tallies.items()]
@@ -401,8 +403,8 @@ class Traffic:
         yield from self._duration.collect(duration)
 
 
-def _read_gaps(state: UnitState) -> tuple[Buckets, float]:
-    return gap_buckets(state.gaps_ms)
+def _gaps_of(state: UnitState) -> Counted:
+    return counted_gaps(state.gaps_ms)
 
 
 # The last hour of the gate in a few rows of numbers, for the plots of the status page.

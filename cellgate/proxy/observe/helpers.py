@@ -16,8 +16,9 @@ from typing import Any, Literal, NamedTuple
 from prometheus_client import Metric
 
 from cellgate.proxy.config.settings import Settings
-from cellgate.proxy.observe.counters import EXPORTS, GUARDRAIL, JWKS, TALLIES, TallyKey, gauge
+from cellgate.proxy.observe.counters import EXPORTS, GUARDRAIL, JWKS, TALLIES, TallyKey
 from cellgate.proxy.observe.events import Action, ActionKind, EventLog
+from cellgate.proxy.observe.families import gauge
 from cellgate.proxy.observe.text import one_line
 
 HELPER_LOOK_S = 1.0

@@ -10,31 +10,22 @@ In this order: `RoutingMetrics`, `_Tally`.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from operator import add
 from typing import Generic, NamedTuple, TypeVar
 
 from prometheus_client import Metric
 
-from cellgate.proxy.observe.counters import (
-    TTFT_BOUNDS_S,
-    Buckets,
-    Exemplars,
-    Histogram,
-    counter,
-    gauge,
-    histogram,
-    one_gauge,
-    summary,
-)
+from cellgate.proxy.observe.counters import TTFT_BOUNDS_S, Counted, Exemplars, Histogram, cumulated
+from cellgate.proxy.observe.families import counter, gauge, histogram, one_gauge, summary
 from cellgate.router.board import Board
 from cellgate.router.cost_model import Usage
 from cellgate.router.queue import Queue
 from cellgate.router.unit_state import Lease
 
 T = TypeVar("T")
-Counted = tuple[Buckets, float]
-"""Cumulated buckets and the sum of all observations."""
-_Row = tuple[tuple[str, ...], Buckets, float]
+UNITS_A_TURN = 16
+"""Units that are read in one turn of the loop: in use, some 0.1 ms each."""
 _Shown = tuple[tuple[str, ...], Sequence[Sequence[object]], float]
 
 
@@ -51,10 +42,14 @@ class RoutingMetrics:
         self._predicted = UnitHistograms(
             "ttft_predicted_seconds",
             "Predicted time from the start of an attempt to its first token.",
-            Histogram.read,
+            TTFT_BOUNDS_S,
+            Histogram.counted,
         )
         self._missed = UnitHistograms(
-            "ttft_missed_seconds", "Absolute error of the predicted time to first token.", Histogram.read
+            "ttft_missed_seconds",
+            "Absolute error of the predicted time to first token.",
+            TTFT_BOUNDS_S,
+            Histogram.counted,
         )
 
     def waited(self, seconds: float) -> None:
@@ -84,14 +79,14 @@ class RoutingMetrics:
         """Tokens of all answers that were completed."""
         return sum(of_model.completion for of_model in self._models.values())
 
-    def collect(self) -> Iterator[Metric]:
+    def collect(self) -> Iterator[Metric | None]:
         for name in self._tallies.keys() - self._board.units.keys():
             del self._tallies[name]
         tallies = [(name, self._tallies[name]) for name in self._board.units]
         units = [state.unit for state in self._board]
         places = [((unit.cell, unit.name), self._tallies[unit.name]) for unit in units]
-        yield from self._predicted.collect(UnitSource(*place, tally.predicted) for place, tally in places)
-        yield from self._missed.collect(UnitSource(*place, tally.missed) for place, tally in places)
+        yield from self._predicted.collect([UnitSource(*place, tally.predicted) for place, tally in places])
+        yield from self._missed.collect([UnitSource(*place, tally.missed) for place, tally in places])
         yield counter(
             "unit_tokens",
             "Of the answers that a unit has completed: tokens of the prompt, as estimated; of these, those "
@@ -152,14 +147,15 @@ class UnitSource(NamedTuple, Generic[T]):
 
 
 class UnitHistograms(Generic[T]):
-    """One family, by cell. `read` renders what a unit has counted; `has_means`: count and sum of each unit
-    are shown besides, from which its mean follows. `exemplars` has those of all families.
+    """One family, by cell. `read` gives what a unit has counted, within `bounds`; `has_means`: count and sum
+    of each unit are shown besides, from which its mean follows. `exemplars` has those of all families.
     """
 
     def __init__(
         self,
         name: str,
         text: str,
+        bounds: Sequence[float],
         read: Callable[[T], Counted],
         *,
         has_means: bool = False,
@@ -167,6 +163,7 @@ class UnitHistograms(Generic[T]):
     ) -> None:
         self._name = name
         self._text = text
+        self._bounds = bounds
         self._read = read
         self._has_means = has_means
         self._exemplars = Exemplars() if exemplars is None else exemplars
@@ -174,23 +171,21 @@ class UnitHistograms(Generic[T]):
         self._departed: dict[str, Counted] = {}
         """By cell."""
 
-    def collect(self, sources: Iterable[UnitSource[T]]) -> Iterator[Metric]:
+    def collect(self, sources: Sequence[UnitSource[T]]) -> Iterator[Metric | None]:
         """The families as they stand; `sources` are all that there are. Each is read once."""
-        counted = [(source, self._read(source.of)) for source in sources]
-        yield histogram(self._name, self._text, ("cell",), map(self._with_exemplars, self._rows(counted)))
+        counted: list[tuple[UnitSource[T], Counted]] = []
+        for number, source in enumerate(sources, 1):
+            counted.append((source, self._read(source.of)))
+            if number % UNITS_A_TURN == 0:
+                yield None
+        yield histogram(self._name, self._text, ("cell",), self._rows(counted))
         if self._has_means:
             means = (
-                ((source.unit,), int(buckets[-1][1]), total)
-                for source, (buckets, total) in counted
-                if source.unit
+                ((source.unit,), sum(counts), total) for source, (counts, total) in counted if source.unit
             )
             yield summary(f"unit_{self._name}", f"{self._text} Its count and sum.", ("unit",), means)
 
-    def _with_exemplars(self, row: _Row) -> _Shown:
-        labels, buckets, total = row
-        return labels, self._exemplars.beside(self._name, labels[0], buckets), total
-
-    def _rows(self, counted: list[tuple[UnitSource[T], Counted]]) -> Iterator[_Row]:
+    def _rows(self, counted: list[tuple[UnitSource[T], Counted]]) -> Iterator[_Shown]:
         shown = {(id(source.of), source.cell): source for source, _ in counted}
         for key in self._shown.keys() - shown.keys():
             gone = self._shown[key]
@@ -199,17 +194,19 @@ class UnitHistograms(Generic[T]):
         cells = dict(self._departed)
         for source, what in counted:
             _add(cells, source.cell, what)
-        return (((cell,), *sums) for cell, sums in cells.items())
+        none = [0] * (len(self._bounds) + 1)
+        for cell, (counts, total) in cells.items():
+            buckets = cumulated(self._bounds, counts or none)
+            yield (cell,), self._exemplars.beside(self._name, cell, buckets), total
 
 
 def _add(cells: dict[str, Counted], cell: str, counted: Counted) -> None:
-    """Add to the sum of a cell."""
-    if cell in cells:
-        before, total = cells[cell]
-        buckets, more = counted
-        both = [(bound, one + other) for (bound, one), (_, other) in zip(before, buckets, strict=True)]
-        counted = both, total + more
-    cells[cell] = counted
+    """Add to the sum of a cell. Most units of a large fleet have counted nothing."""
+    counts, total = counted
+    before, total_before = cells.get(cell, ((), 0.0))
+    if before and any(counts):
+        counts = list(map(add, before, counts))
+    cells[cell] = (counts if any(counts) else before), total_before + total
 
 
 # Metrics of routing: the accuracy of predictions, hits of prefix caches, and the queue.

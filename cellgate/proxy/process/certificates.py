@@ -18,7 +18,7 @@ from prometheus_client import Metric
 
 from cellgate.proxy.config.checks import AUTHORITIES
 from cellgate.proxy.config.settings import Tls
-from cellgate.proxy.observe.counters import gauge
+from cellgate.proxy.observe.families import gauge
 from cellgate.proxy.observe.helpers import HelperTrouble, Weight
 
 WARN_S = 30 * 86400.0

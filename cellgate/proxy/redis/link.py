@@ -24,8 +24,8 @@ from cellgate.proxy.config.settings import TICK_S, RedisAccess
 from cellgate.proxy.config.sources import RedisSource
 from cellgate.proxy.control.plane import Part, Plane
 from cellgate.proxy.discovery.base import Feed
-from cellgate.proxy.observe.counters import counter, gauge
 from cellgate.proxy.observe.events import Action
+from cellgate.proxy.observe.families import counter, gauge
 from cellgate.proxy.observe.helpers import HelperTrouble
 from cellgate.proxy.observe.log import log_line
 from cellgate.proxy.process.listeners import own_url

@@ -23,9 +23,9 @@ from cellgate.proxy.control.stall_watch import DISTRUST_S, LAG_S
 from cellgate.proxy.handover import InheritedView
 from cellgate.proxy.http.errors import UNCHARGED, Failure, FailureKind
 from cellgate.proxy.observe.access_log import Finished
-from cellgate.proxy.observe.counters import counter, gauge, one_counter, one_gauge
 from cellgate.proxy.observe.defects import report_defect
 from cellgate.proxy.observe.exposition import access_log_metrics
+from cellgate.proxy.observe.families import counter, gauge, one_counter, one_gauge
 from cellgate.proxy.request.ports import NOT_QUEUED, Dispatcher, Pending, PickRequest
 from cellgate.proxy.workers.protocol import (
     HELD_BACK,

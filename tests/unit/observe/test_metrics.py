@@ -16,7 +16,7 @@ from prometheus_client.samples import Sample
 
 from cellgate.proxy.ingress.haproxy import Balancers, HaproxyAgent
 from cellgate.proxy.observe.access_log import Finished
-from cellgate.proxy.observe.counters import LAGS_KEPT, PLAIN, Metrics
+from cellgate.proxy.observe.counters import LAGS_KEPT, Metrics
 from cellgate.proxy.observe.exposition import (
     OWN_ROUTES,
     SAMPLES,
@@ -29,6 +29,7 @@ from cellgate.proxy.observe.exposition import (
     node_agent_metrics,
     pool_metrics,
 )
+from cellgate.proxy.observe.families import PLAIN
 from cellgate.proxy.redis.link import LinkState, RedisLink, redis_metrics
 from cellgate.proxy.redis.reports import Names, Seen, UnitReport
 from cellgate.proxy.redis.roster import Roster
