@@ -10,3 +10,7 @@ from cellgate.extras import EXTRAS, ExtraName, MissingExtraError
 def needs(name: ExtraName) -> pytest.MarkDecorator:
     """Marks a test, or a case of one."""
     return pytest.mark.skipif(name not in EXTRAS, reason=str(MissingExtraError(name)))
+
+
+ONE_OR_TWO_WORKERS = [1, pytest.param(2, marks=needs("workers"))]
+"""For tests of a gate of one process that must hold for one of several as well."""

@@ -28,6 +28,7 @@ ExtraName = Literal[
     "scaling",
     "top",
     "web_tokens",
+    "workers",
 ]
 
 
@@ -125,6 +126,11 @@ EXTRAS: dict[str, Extra] = {
     ),
     "web_tokens": Extra(
         "takes JSON Web Tokens in place of keys", parts={"tokens": "web_tokens"}, settings=("keys.jwt",)
+    ),
+    "workers": Extra(
+        "runs a gate in several processes",
+        parts={"supervisor": "workers.supervisor"},
+        settings=("workers",),
     ),
 }
 

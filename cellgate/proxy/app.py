@@ -6,9 +6,7 @@ In this order: `App`, `Gate`, `serve`.
 from __future__ import annotations
 
 import asyncio
-import os
 import random
-import socket
 import ssl
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -16,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import uvloop
 
@@ -88,10 +86,6 @@ from cellgate.proxy.request.services import Services
 from cellgate.proxy.telemetry import send_metrics, trace, watch_generations
 from cellgate.router.shares import ADDRESS
 from cellgate.router.unit_state import UnitState
-
-if TYPE_CHECKING:
-    from cellgate.proxy.workers.supervisor import ControlStart
-
 
 HANDOVER_S = 30.0
 """How long a successor may take until it accepts clients."""
@@ -560,11 +554,8 @@ def serve(settings: Settings, reload: Reload) -> int:
     if any(secrets) or any(unit.api_key for unit in settings.fleet.units):
         keep_from_others()
     if settings.workers > 1:
-        from cellgate.proxy.workers.supervisor import (
-            supervise,  # Imported late, because a gate of one process does not need it.
-        )
-
-        return supervise(settings, reload, inherit(), run_control)
+        code: int = part_of("workers", "supervisor").supervise(settings, reload, inherit())
+        return code
     return uvloop.run(_serve(settings, reload, inherit()))
 
 
@@ -596,56 +587,3 @@ async def _serve(settings: Settings, reload: Reload, heritage: Inheritance | Non
     finally:
         await large.close()
         end_tracing()
-
-
-async def run_control(start: ControlStart) -> int:
-    """Run the control process of a gate with workers until it is told to end."""
-    from cellgate.proxy.workers.control_process import ControlProcess, WorkerMetrics
-    from cellgate.proxy.workers.worker import SupervisorChannel
-
-    loop, listeners = asyncio.get_running_loop(), start.listeners
-    settings = _read_anew(start.settings, start.reload) if start.reloaded else start.settings
-    shared_status, channel = SharedStatus(), SupervisorChannel(start.channel)
-    plane = Plane(
-        settings,
-        loop,
-        random.Random(),
-        Ticker(loop),
-        events=EventLog(time.time, settings.rules.passes),
-        publish=shared_status.publish,
-        unit_tls=start.tls.units,
-    )
-    held = listening_for(listeners, LISTEN)
-    control = ControlProcess(plane, loop, listeners=held, is_first=not start.restarts)
-
-    async def let_clients_in(life: Signals) -> bool:
-        control.let_clients_in()
-        await life.wait_for(control.all_accept)
-        # It may have been told to end already.
-        return control.all_accept.is_set()
-
-    starter = Starter(channel.notify, channel.ready, channel.reloaded, channel.on_signal, os.getppid())
-    app = App(settings, start.reload, start.tls, listeners, control, shared_status, let_clients_in, starter)
-    plane.metrics.include(WorkerMetrics(control, start.restarts).collect)
-    plane.ticker.looks.append(start.beat)
-    start.beat(plane.now())
-    meetings: set[asyncio.Task[None]] = set()
-
-    def meet(worker: int, sock: socket.socket) -> None:
-        task = loop.create_task(control.meet(worker).connect(sock))
-        meetings.add(task)
-        task.add_done_callback(meetings.discard)
-
-    channel.on_socket = meet
-    channel.open()
-    return await live(app, start.heritage)
-
-
-def _read_anew(settings: Settings, reload: Reload) -> Settings:
-    """The settings after a reload by the previous control process."""
-    try:
-        fresh = reload()
-    except ConfigError as error:
-        log_line("error", f"the units of the start are kept: {'; '.join(error.problems)}")
-        return settings
-    return after_reload(settings, fresh)

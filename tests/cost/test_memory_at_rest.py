@@ -14,7 +14,7 @@ FOR_FEW = {
     "importlib.metadata",
     "kubernetes_asyncio",
     "opentelemetry",
-    "cellgate.proxy.workers",
+    "cellgate.extras.workers",
     "pydantic",
     "redis",
     "rich",

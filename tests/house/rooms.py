@@ -10,10 +10,9 @@ from tests.house.source import Finding, product, uses
 ORDER = (
     "extras/answers extras/clusters extras/completion extras/demo extras/guardrail extras/kv_events"
     " extras/node_probes extras/operator extras/otlp extras/planner extras/realtime extras/scaling extras/top"
-    " extras/web_tokens",
+    " extras/web_tokens extras/workers",
     "cli",
     "app",
-    "workers",
     "telemetry",
     "generations",
     "gateway",

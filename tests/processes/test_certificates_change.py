@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from loadtests.simunit.process import SimUnit
+from tests.extras import ONE_OR_TWO_WORKERS
 from tests.real.certificates import Certificate, authority, signed_by
 from tests.wire.process import ROOT, GateProcess, eventually, metrics
 
@@ -94,7 +95,7 @@ def _name(client: http.client.HTTPSConnection) -> str:
     return found[1]
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", ONE_OR_TWO_WORKERS)
 def test_no_handshake_fails_while_certificates_change(unit: SimUnit, tmp_path: Path, workers: int) -> None:
     ca = authority(tmp_path)
     made = [signed_by(ca, tmp_path, f"gate{number}") for number in range(CHANGES)]
@@ -130,7 +131,7 @@ def ask(gate: GateProcess, words: list[str], **environ: str) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", ONE_OR_TWO_WORKERS)
 def test_a_new_admin_token_counts_at_once_and_reload_says_what_changed_or_what_is_wrong(
     unit: SimUnit, tmp_path: Path, workers: int
 ) -> None:

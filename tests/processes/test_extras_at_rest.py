@@ -11,7 +11,7 @@ import pytest
 from cellgate.extras import EXTRAS as ROWS
 from cellgate.extras import attending
 from loadtests.simunit.process import sim_units
-from tests.extras import needs
+from tests.extras import ONE_OR_TWO_WORKERS, needs
 from tests.wire.process import GateProcess, eventually
 
 EXTRAS = "cellgate.extras"
@@ -32,14 +32,16 @@ def gate(folder: Path, units: dict[str, str], **keys: Any) -> GateProcess:
     return GateProcess(folder, units, environ={"PYTHONPROFILEIMPORTTIME": "1"}, **keys)
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_a_gate_that_asks_for_no_extra_imports_none(tmp_path: Path, workers: int) -> None:
+@pytest.mark.parametrize("workers", ONE_OR_TWO_WORKERS)
+def test_a_gate_imports_no_extra_that_it_is_not_asked_for(tmp_path: Path, workers: int) -> None:
     with sim_units(["a"]) as units:
         unit = {"name": "a", "url": units[0].url, "engine": "openai"}
         with gate(tmp_path, {}, cells=[{"name": "c", "units": [unit]}], workers=workers) as started:
             started.until_up("a")
             assert started.admin("POST", "/roll/start")[0] == 409
-            assert late(started) == set()
+            more = {module for module in late(started) if not module.startswith(f"{EXTRAS}.workers")}
+            assert more == set()
+            assert (late(started) != more) is (workers > 1)
 
 
 @needs("operator")

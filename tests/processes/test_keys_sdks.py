@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from loadtests.simunit.process import SimUnit
+from tests.extras import ONE_OR_TWO_WORKERS
 from tests.processes.test_gate_openai import MODEL
 from tests.processes.test_gate_openai import units as units
 from tests.real.programs import python_of
@@ -44,7 +45,7 @@ def write_keys(file: Path, *names: str) -> None:
     new.rename(file)
 
 
-@pytest.fixture(params=[1, 2], ids=["one process", "two workers"])
+@pytest.fixture(params=ONE_OR_TWO_WORKERS, ids=["one process", "two workers"])
 def gate(request: pytest.FixtureRequest, units: list[SimUnit], tmp_path: Path) -> Iterator[GateProcess]:
     file = tmp_path / "keys.jsonl"
     write_keys(file)

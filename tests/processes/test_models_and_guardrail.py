@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from loadtests.simunit.process import SimUnit
-from tests.extras import needs
+from tests.extras import ONE_OR_TWO_WORKERS, needs
 from tests.wire.process import ROOT, GateProcess, eventually, metrics
 
 EXAMPLE = ROOT / "deploy" / "guardrail" / "guardrail.py"
@@ -68,7 +68,7 @@ def guardrail() -> Iterator[int]:
 
 
 @needs("guardrail")
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", ONE_OR_TWO_WORKERS)
 def test_names_are_reloaded_and_the_example_removes_personal_data(
     unit: SimUnit, tmp_path: Path, workers: int
 ) -> None:

@@ -18,7 +18,7 @@ import pytest
 
 from loadtests.kit.collector import collecting
 from loadtests.simunit.process import SimUnit
-from tests.extras import needs
+from tests.extras import ONE_OR_TWO_WORKERS, needs
 from tests.real.redis_server import RedisServer
 from tests.wire.process import GateProcess, eventually
 from tests.wire.stage import PROCESSES_S, live_for
@@ -85,7 +85,7 @@ def pages(gate: GateProcess) -> str:
 
 
 @needs("otlp")
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", ONE_OR_TWO_WORKERS)
 @live_for(PROCESSES_S)
 async def test_no_output_has_a_secret(tmp_path: Path, workers: int) -> None:
     keys, log = tmp_path / "keys.jsonl", tmp_path / "usage.jsonl"

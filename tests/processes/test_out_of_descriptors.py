@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from loadtests.simunit.process import SimUnit
+from tests.extras import ONE_OR_TWO_WORKERS
 from tests.wire.process import PATIENCE_S, GateProcess, Stream, eventually, metrics
 
 ALLOWED = 80
@@ -70,7 +71,7 @@ def is_no_room(stream: Stream) -> bool:
     return stream.reply.headers["retry-after"] == "1" and b'"code":"no_resources"' in stream.lines[0]
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", ONE_OR_TWO_WORKERS)
 def test_who_finds_no_room_gets_503_and_silent_connections_make_way_for_those_who_ask(
     workers: int, unit: SimUnit, tmp_path: Path
 ) -> None:

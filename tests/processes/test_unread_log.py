@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.extras import needs
 from tests.wire.process import PATIENCE_S, ROOT, eventually
 
 _LISTENING = re.compile(rb"listening on 127\.0\.0\.1:(\d+), admin on 127\.0\.0\.1:(\d+)")
@@ -37,7 +38,9 @@ def status(port: int, method: str, path: str) -> int:
         connection.close()
 
 
-@pytest.mark.parametrize("flags", [(), ("--workers", "2")], ids=["one process", "workers"])
+@pytest.mark.parametrize(
+    "flags", [(), pytest.param(("--workers", "2"), marks=needs("workers"))], ids=["one process", "workers"]
+)
 def test_a_gate_serves_on_though_nobody_reads_what_it_logs(tmp_path: Path, flags: Sequence[str]) -> None:
     reader, pipe = os.pipe()
     os.set_blocking(reader, False)

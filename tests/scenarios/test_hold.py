@@ -10,8 +10,8 @@ import pytest
 
 from cellgate.extras import EXTRAS
 from cellgate.router.nouns import Rules, Verdict
-from tests.scenarios.crew import CrewStage
 from tests.scenarios.harness import BACK_S, LATENCY_S, PROMISE_S, Stage
+from tests.scenarios.kinds import HAS_WORKERS, crew
 from tests.sim.hurt import stop
 from tests.sim.world import played
 
@@ -35,7 +35,9 @@ def is_held(stage: Stage, name: str) -> bool:
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize(("kind", "units"), [(Stage, 1), (Stage, 2), (CrewStage, 2)])
+@pytest.mark.parametrize(
+    ("kind", "units"), [(Stage, 1), (Stage, 2), pytest.param(crew, 2, marks=HAS_WORKERS)]
+)
 @played(lambda kind, units: kind(units=units, can_pause=True), given=("kind", "units"))
 async def test_a_pause_under_streams_loses_nobody_and_flips_nothing(stage: Stage, mode: str) -> None:
     deeds = deeds_of(stage)

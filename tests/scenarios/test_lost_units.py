@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from cellgate.router.nouns import Verdict
-from tests.scenarios.crew import CrewStage
 from tests.scenarios.harness import BACK_S, LATENCY_S, PROMISE_S, RULES, Stage
+from tests.scenarios.kinds import HAS_WORKERS, crew
 from tests.scenarios.seeds import seeds
 from tests.scenarios.users import Users
 from tests.scenarios.visit import Visit
@@ -52,7 +52,7 @@ async def test_a_saturated_fleet_is_busy_and_not_sick(stage: Stage) -> None:
     assert stage.flips("a") == stage.flips("b") == ["up"]
 
 
-@pytest.mark.parametrize("kind", [Stage, CrewStage])
+@pytest.mark.parametrize("kind", [Stage, pytest.param(crew, marks=HAS_WORKERS)])
 @pytest.mark.parametrize("seed", seeds(range(5)))
 @played(lambda kind, seed: kind(seed), given=("kind", "seed"))
 async def test_a_leader_that_dies_at_any_moment_costs_nobody_anything(stage: Stage) -> None:

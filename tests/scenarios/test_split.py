@@ -17,8 +17,8 @@ import pytest
 
 from cellgate.proxy.request.prefill_decode import PrefillLeg
 from cellgate.router.nouns import LINK_FAILED, PREFILLED, Transfer
-from tests.scenarios.crew import CrewStage
 from tests.scenarios.harness import CHAT, COMPLETIONS, MESSAGES, Stage
+from tests.scenarios.kinds import HAS_WORKERS, crew
 from tests.scenarios.seeds import crossed, seeds
 from tests.scenarios.visit import Visit
 from tests.sim.timing import Timing
@@ -153,9 +153,10 @@ async def test_a_client_that_leaves_leaves_no_blocks_and_nobody_waiting(stage: S
     await nothing_is_kept(stage)
 
 
+@HAS_WORKERS
 @both
-@played(CrewStage, given=("transfer",), units=3, timing=SLOW, roles="pdd")
-async def test_workers_split_requests_as_one_process_does(stage: CrewStage, transfer: Transfer) -> None:
+@played(crew, given=("transfer",), units=3, timing=SLOW, roles="pdd")
+async def test_workers_split_requests_as_one_process_does(stage: Stage, transfer: Transfer) -> None:
     answers = await busy(stage, users=16 if transfer == "nixl" else 0, tokens=400)
     stage.world.transfers.faults["a", "b"] = LinkFault.CUT
     for _ in range(4):
@@ -285,7 +286,9 @@ async def test_parameters_of_clients_reach_no_unit(stage: Stage) -> None:
     assert transfers(stage) == 0
 
 
-@pytest.mark.parametrize(("kind", "stream"), [(Stage, True), (Stage, False), (CrewStage, True)])
+@pytest.mark.parametrize(
+    ("kind", "stream"), [(Stage, True), (Stage, False), pytest.param(crew, True, marks=HAS_WORKERS)]
+)
 @played(lambda kind: kind(units=2, timing=NARROW, roles="pd"), given=("kind",))
 async def test_a_decoder_without_a_free_slot_is_not_taken_for_a_link_that_hangs(
     stage: Stage, stream: bool

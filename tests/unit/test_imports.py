@@ -47,8 +47,7 @@ def test_the_names_at_the_top_are_links_and_nothing_is_imported_by_them() -> Non
     [
         "proxy.app",
         pytest.param("extras.demo.demo", marks=needs("demo")),
-        "proxy.workers.control_process",
-        "proxy.workers.worker",
+        pytest.param("extras.workers.supervisor", marks=needs("workers")),
         "probes.agent",
     ],
 )

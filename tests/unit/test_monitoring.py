@@ -36,7 +36,6 @@ from cellgate.proxy.observe.helpers import Helpers
 from cellgate.proxy.observe.routing_metrics import RoutingMetrics
 from cellgate.proxy.process.certificates import Expiry, certificate_metrics
 from cellgate.proxy.redis.link import RedisLink, redis_metrics
-from cellgate.proxy.workers.control_process import ControlProcess, WorkerMetrics, WorkerTotals
 from cellgate.router.board import Board
 from cellgate.router.nouns import (
     Ask,
@@ -53,6 +52,7 @@ from cellgate.router.nouns import (
     Unit,
 )
 from cellgate.router.queue import FairRules, Queue
+from tests.extras import needs
 from tests.unit.observe.test_metrics import DONE
 
 ROOT = Path(__file__).parents[2]
@@ -66,7 +66,9 @@ NAME = re.compile(r"\b(?:cellgate|process)_\w+|\bup(?=\{)")
 
 
 def exposed() -> list[Family]:
-    """What a gate exposes that has units, agents, balancers and a Redis."""
+    """What a gate exposes that has units, agents, balancers, workers and a Redis."""
+    from cellgate.extras.workers.control_process import WorkerMetrics, WorkerTotals
+
     board = Board(Rules())
     board.configure(Fleet(units=(Unit("a1", "a", "http://a1", nodes=(Node("a1-0", Role.LEADER),)),)), 0.0)
     board.observe(Evidence("a1", Sign.GOOD, Strength.WEAK, "agent", "all run", 1.0, node="a1-0"))
@@ -85,8 +87,8 @@ def exposed() -> list[Family]:
     routing = RoutingMetrics(board, Queue(FairRules()))
     routing.completed(board.open("a1", Ask(), 1.0, retry=False), None, 3)
     metrics.include(routing.collect)
-    workers = SimpleNamespace(totals={0: WorkerTotals()}, deaths=0, lost_attempts=0, accepting=int)
-    metrics.include(WorkerMetrics(cast("ControlProcess", workers), 0).collect)
+    workers: Any = SimpleNamespace(totals={0: WorkerTotals()}, deaths=0, lost_attempts=0, accepting=int)
+    metrics.include(WorkerMetrics(workers, 0).collect)
     link = SimpleNamespace(state="", peers=lambda: 0, counts=Counter[str]())
     metrics.include(partial(redis_metrics, cast("RedisLink", link), board))
     sources = SimpleNamespace(connected=lambda: {"file units.yaml": True})
@@ -114,6 +116,7 @@ def exposed() -> list[Family]:
     return list(text_string_to_metric_families(asyncio.run(metrics.render()).decode()))
 
 
+@needs("workers")
 def test_every_metric_is_documented() -> None:
     names = [f"{each.name}_total" if each.type == "counter" else each.name for each in exposed()]
     documented = re.findall(
@@ -135,6 +138,7 @@ def expressions() -> list[str]:
     )
 
 
+@needs("workers")
 def test_every_metric_and_label_that_is_asked_for_exists() -> None:
     """Prometheus adds job and instance to each; quantiles need le."""
     shown = {sample.name: set(sample.labels) for family in exposed() for sample in family.samples}

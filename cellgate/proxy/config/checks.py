@@ -506,11 +506,11 @@ AUTHORITIES = ("ca", "admin_client_ca")
 """Keys of `tls` that name certificates of authorities."""
 
 
-def with_extra(name: ExtraName) -> Callable[[Any], Any]:
-    """What asks for an extra, unless it is off."""
+def with_extra(name: ExtraName, *without: object) -> Callable[[Any], Any]:
+    """What asks for an extra, unless it is off, or what a gate `without` the extra has."""
 
     def check(found: Any) -> Any:
-        if found:
+        if found and found not in without:
             require(name)
         return found
 

@@ -200,7 +200,7 @@ class FileKeys(Keys, of=Settings):
 
     listen: Annotated[Address, PlainValidator(checks.address)]
     admin: Annotated[Address, PlainValidator(checks.address)]
-    workers: Annotated[int, PlainValidator(checks.count)]
+    workers: Annotated[int, PlainValidator(checks.count), AfterValidator(checks.with_extra("workers", 1))]
     agent_check: Annotated[Address | None, PlainValidator(checks.address)]
     trusted: Annotated[tuple[str, ...], PlainValidator(checks.networks)]
     redis: Annotated[str | None, PlainValidator(checks.text)] = Field(None, repr=False)

@@ -3,7 +3,7 @@ it reports.
 
 The data plane has clients and connections and takes no decision about units; the control plane decides and
 has no client. In one process the port is a call (control/dispatcher.py), at a worker it is a socket
-(workers/remote.py); the exchange sees no difference. Rules:
+(extras/workers/remote.py); the exchange sees no difference. Rules:
 1. A lease is released exactly once, by the exchange that got it.
 2. A waiter gets exactly one result, unless it cancels; a lease that was found meanwhile is then given back.
 

@@ -25,7 +25,6 @@ from cellgate.proxy.config.limits import LIMITS, REACHED, HardLimits, reached
 from cellgate.proxy.config.load_process import ConfigError
 from cellgate.proxy.config.schema import INGREDIENTS, SCHEMA, FileKeys, json_schema
 from cellgate.proxy.config.settings import KIB, MIB, Settings
-from cellgate.proxy.workers.remote import new_counts
 from tests.extras import needs
 from tests.unit.config.files import CELLS, FULL, ROOT, problems, read
 from tests.unit.observe.test_metrics import A1, make, scrape
@@ -40,6 +39,7 @@ ALL_KEYS = [
     needs("otlp"),
     needs("realtime"),
     needs("web_tokens"),
+    needs("workers"),
 ]
 """For documents that have every key."""
 
@@ -393,17 +393,15 @@ def test_what_it_refuses_the_gate_refuses(tmp_path: Path, text: str) -> None:
 # The bounds in one place: each has a name in the metrics, and a row in the page that operators read.
 
 
-def test_a_bound_that_took_effect_is_counted_by_its_name_here_and_in_workers() -> None:
+def test_a_bound_that_took_effect_is_counted_by_its_name() -> None:
     metrics, _ = make(A1)
-    before, sent = scrape(metrics), dict(REACHED)
+    before = scrape(metrics)
     for name in ("header_lines", "stop_bytes", "stop_bytes"):
         reached(name)
     metrics.limits["json_depth"] += 3
     shown = scrape(metrics)
     names = {name: f"cellgate_limits_total{{limit={name}}}" for name in ("header_lines", "json_depth")}
     assert [shown[sample] - before[sample] for sample in names.values()] == [1, 3]
-    assert new_counts(REACHED, sent) == [("header_lines", 1), ("stop_bytes", 2)]
-    assert new_counts(REACHED, sent) == []
 
 
 def test_every_bound_is_positive_has_a_count_and_a_row_in_the_page_of_security_with_its_figure() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import marshal
 import pickle
 import zlib
 from collections.abc import Callable
@@ -24,7 +23,6 @@ from cellgate.proxy.request.body_shape import SHAPES_KEPT, shape_of_body
 from cellgate.proxy.request.content_coding import DamagedError, pieces
 from cellgate.proxy.request.prompt import MAX_BLOCKS, MEDIA_BYTES, block_hashes, pieces_of, read_prompt
 from cellgate.proxy.resume.eligible import AGAIN, OPEN, TOKENS
-from cellgate.proxy.workers.protocol import ask_out
 from cellgate.router.cost_model import BLOCK_BYTES
 from cellgate.router.nouns import Ask
 
@@ -240,8 +238,6 @@ def test_a_body_of_any_shape_is_an_ask_or_a_refusal(body: dict[str, Any]) -> Non
     assert (type(found.stream), type(found.continuable), type(found.session)) == (bool, int, str)
     assert isinstance(found.priority, int)
     assert found.prompt_bytes >= 0
-    # As it goes to another process.
-    assert marshal.loads(marshal.dumps(ask_out(found))) == ask_out(found)
     assert read_ask(orjson.dumps(body)) == found
 
 

@@ -14,6 +14,7 @@ import pytest
 
 from loadtests.kit.collector import Collector, collecting
 from loadtests.simunit.process import SimUnit
+from tests.extras import ONE_OR_TWO_WORKERS
 from tests.wire.process import GateProcess, eventually, metrics
 from tests.wire.stage import PROCESSES_S, live_for
 
@@ -22,7 +23,7 @@ STREAM: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": Tr
 OPENMETRICS = "application/openmetrics-text;version=1.0.0"
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", ONE_OR_TWO_WORKERS)
 @live_for(PROCESSES_S)
 async def test_a_gate_that_is_configured_so_tells_a_collector_of_a_broken_stream(
     tmp_path: Path, workers: int

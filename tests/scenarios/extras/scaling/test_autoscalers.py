@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from cellgate.router.queue import FairRules
-from tests.scenarios.crew import CrewStage
 from tests.scenarios.harness import Stage
+from tests.scenarios.kinds import HAS_WORKERS, crew
 from tests.sim.timing import Timing
 from tests.sim.world import played
 
@@ -24,7 +24,9 @@ async def pool(stage: Any) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("kind", [Stage, CrewStage], ids=["one process", "workers"])
+@pytest.mark.parametrize(
+    "kind", [Stage, pytest.param(crew, marks=HAS_WORKERS)], ids=["one process", "workers"]
+)
 @played(
     lambda kind: kind(units=2, max_in_flight=4, queue=FairRules(limit=100), timing=Timing(step_s=0.05)),
     given=("kind",),

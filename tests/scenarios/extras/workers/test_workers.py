@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
-from cellgate.proxy.workers.remote import WITHOUT_CONTROL_S
+from cellgate.extras.workers.remote import WITHOUT_CONTROL_S
 from cellgate.router.nouns import Outcome, Verdict
 from cellgate.router.queue import FairRules
-from tests.scenarios.crew import CrewStage
+from tests.scenarios.extras.workers.crew import CrewStage
 from tests.scenarios.harness import Stage
 from tests.sim.timing import Timing
 from tests.sim.world import played

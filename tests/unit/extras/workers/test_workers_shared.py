@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import marshal
 import os
 import signal
 import socket
@@ -13,19 +14,13 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
+import orjson
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cellgate.proxy.admission.limits import KeyCounts, LimitedDispatcher, LimitLedger, UsageRecord
-from cellgate.proxy.config.key_file import Key, KeyRing, LimitRules, TenantRules
-from cellgate.proxy.config.settings import Address, Settings
-from cellgate.proxy.http.errors import Failure, FailureKind
-from cellgate.proxy.observe.access_log import Finished
-from cellgate.proxy.process.tcp_info import accept_queue
-from cellgate.proxy.request.ports import PickRequest
-from cellgate.proxy.workers.control_process import WorkerSession, WorkerTotals
-from cellgate.proxy.workers.protocol import (
+from cellgate.extras.workers.control_process import WorkerSession, WorkerTotals
+from cellgate.extras.workers.protocol import (
     Frames,
     Message,
     ToControl,
@@ -37,17 +32,25 @@ from cellgate.proxy.workers.protocol import (
     framed,
     request_out,
 )
-from cellgate.proxy.workers.remote import BoardReplica, BoardUpdates, fleet_in, fleet_out
-from cellgate.proxy.workers.supervisor import (
+from cellgate.extras.workers.remote import BoardReplica, BoardUpdates, fleet_in, fleet_out, new_counts
+from cellgate.extras.workers.supervisor import (
     CONTROL,
     CONTROL_STILL_S,
     SUPERVISOR_LATE_S,
     WORKER_STILL_S,
     Child,
-    ControlStart,
     Supervisor,
 )
-from cellgate.proxy.workers.worker import STUCK_MS, Page, SharedEntrance
+from cellgate.extras.workers.worker import STUCK_MS, Page, SharedEntrance
+from cellgate.proxy.admission.limits import KeyCounts, LimitedDispatcher, LimitLedger, UsageRecord
+from cellgate.proxy.config.key_file import Key, KeyRing, LimitRules, TenantRules
+from cellgate.proxy.config.limits import REACHED, reached
+from cellgate.proxy.config.settings import Address, Settings
+from cellgate.proxy.http.errors import Failure, FailureKind
+from cellgate.proxy.observe.access_log import Finished
+from cellgate.proxy.process.tcp_info import accept_queue
+from cellgate.proxy.request.body import read_ask
+from cellgate.proxy.request.ports import PickRequest
 from cellgate.router.board import Board
 from cellgate.router.nouns import (
     Ask,
@@ -64,6 +67,7 @@ from cellgate.router.nouns import (
     Unit,
     Verdict,
 )
+from tests.unit.request.test_body import bodies, law
 
 NOW = 1000.0
 
@@ -238,6 +242,22 @@ def test_an_ask_a_failure_and_a_fleet_arrive_as_they_were(blocks: tuple[int, ...
     assert fleet_in(sent).units == (Unit("a", "c", "http://a:1"),)
 
 
+@law
+@given(body=bodies)
+def test_an_ask_of_any_body_goes_to_another_process(body: dict[str, Any]) -> None:
+    found = read_ask(orjson.dumps(body))
+    if not isinstance(found, Failure):
+        assert marshal.loads(marshal.dumps(ask_out(found))) == ask_out(found)
+
+
+def test_a_bound_that_took_effect_at_a_worker_is_told_once() -> None:
+    sent = dict(REACHED)
+    for name in ("header_lines", "stop_bytes", "stop_bytes"):
+        reached(name)
+    assert new_counts(REACHED, sent) == [("header_lines", 1), ("stop_bytes", 2)]
+    assert new_counts(REACHED, sent) == []
+
+
 def test_a_replica_of_a_board_is_told_what_changed_and_nothing_else() -> None:
     board, replica = Board(Rules()), BoardReplica(Rules())
     board.configure(FLEET, 0.0)
@@ -363,10 +383,6 @@ def test_a_worker_that_ends_gives_the_places_back_that_its_requests_have() -> No
 # Which processes are killed because they stand still, and which are not.
 
 
-async def never(_: ControlStart) -> int:
-    raise AssertionError("nothing is started here")
-
-
 class Scene:
     """A supervisor with a control process and two workers that began at 0 and were alive at NOW."""
 
@@ -374,7 +390,7 @@ class Scene:
         self.killed: list[int] = []
         monkeypatch.setattr(os, "kill", self._kill)
         settings = Settings(Fleet(), workers=2)
-        self.supervisor: Any = Supervisor(settings, lambda: settings, {}, None, never)
+        self.supervisor: Any = Supervisor(settings, lambda: settings, {}, None)
         self.page = self.supervisor._page
         for number in (CONTROL, 0, 1):
             line = socket.socket()

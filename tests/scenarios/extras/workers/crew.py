@@ -13,13 +13,13 @@ from itertools import cycle
 from random import Random
 from typing import Any
 
+from cellgate.extras.workers.control_process import ControlProcess
+from cellgate.extras.workers.protocol import Link
+from cellgate.extras.workers.worker import Page, Worker
 from cellgate.proxy.config.settings import Address, Settings
 from cellgate.proxy.observe.events import EventLog
 from cellgate.proxy.process.listeners import Entrance
 from cellgate.proxy.process.signals import Ticker
-from cellgate.proxy.workers.control_process import ControlProcess
-from cellgate.proxy.workers.protocol import Link
-from cellgate.proxy.workers.worker import Page, Worker
 from cellgate.router.nouns import Ask, Outcome
 from cellgate.router.unit_state import Lease
 from tests.scenarios.harness import GATE_PORT, Stage

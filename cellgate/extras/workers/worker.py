@@ -29,6 +29,16 @@ from typing import Any
 
 import orjson
 
+from cellgate.extras.workers.protocol import Message, Pulse, ToControl, ToWorker, settings_in
+from cellgate.extras.workers.remote import (
+    BoardReplica,
+    ControlClient,
+    RemoteAccounts,
+    RemoteDispatcher,
+    RemoteReports,
+    ReplicaUnit,
+    StatusReporter,
+)
 from cellgate.proxy.admission.keys import KeyFollower
 from cellgate.proxy.admission.usage import make_key_check
 from cellgate.proxy.config.settings import Address, Settings, secret_of
@@ -47,16 +57,6 @@ from cellgate.proxy.process.tls import LiveTls
 from cellgate.proxy.request.large_bodies import LargeBodies, ReadBody
 from cellgate.proxy.request.services import Services
 from cellgate.proxy.telemetry import trace, watch_generations
-from cellgate.proxy.workers.protocol import Message, Pulse, ToControl, ToWorker, settings_in
-from cellgate.proxy.workers.remote import (
-    BoardReplica,
-    ControlClient,
-    RemoteAccounts,
-    RemoteDispatcher,
-    RemoteReports,
-    ReplicaUnit,
-    StatusReporter,
-)
 
 WORKER_YIELD_S = 0.002
 """How long a worker ignores the listener when it is another one's turn."""

@@ -15,19 +15,7 @@ from typing import Any
 
 from prometheus_client import Metric
 
-from cellgate.proxy.admission.limits import LimitedDispatcher, UsageRecord
-from cellgate.proxy.config.settings import Settings
-from cellgate.proxy.control.dispatcher import LocalDispatcher, LocalReports
-from cellgate.proxy.control.plane import Plane
-from cellgate.proxy.control.stall_watch import DISTRUST_S, LAG_S
-from cellgate.proxy.handover import InheritedView
-from cellgate.proxy.http.errors import UNCHARGED, Failure, FailureKind
-from cellgate.proxy.observe.access_log import Finished
-from cellgate.proxy.observe.defects import report_defect
-from cellgate.proxy.observe.exposition import access_log_metrics
-from cellgate.proxy.observe.families import counter, gauge, one_counter, one_gauge
-from cellgate.proxy.request.ports import NOT_QUEUED, Dispatcher, Pending, PickRequest
-from cellgate.proxy.workers.protocol import (
+from cellgate.extras.workers.protocol import (
     HELD_BACK,
     Link,
     Message,
@@ -42,7 +30,19 @@ from cellgate.proxy.workers.protocol import (
     request_in,
     settings_out,
 )
-from cellgate.proxy.workers.remote import OUTCOMES, BoardUpdates, fleet_in, fleet_out, resident_bytes
+from cellgate.extras.workers.remote import OUTCOMES, BoardUpdates, fleet_in, fleet_out, resident_bytes
+from cellgate.proxy.admission.limits import LimitedDispatcher, UsageRecord
+from cellgate.proxy.config.settings import Settings
+from cellgate.proxy.control.dispatcher import LocalDispatcher, LocalReports
+from cellgate.proxy.control.plane import Plane
+from cellgate.proxy.control.stall_watch import DISTRUST_S, LAG_S
+from cellgate.proxy.handover import InheritedView
+from cellgate.proxy.http.errors import UNCHARGED, Failure, FailureKind
+from cellgate.proxy.observe.access_log import Finished
+from cellgate.proxy.observe.defects import report_defect
+from cellgate.proxy.observe.exposition import access_log_metrics
+from cellgate.proxy.observe.families import counter, gauge, one_counter, one_gauge
+from cellgate.proxy.request.ports import NOT_QUEUED, Dispatcher, Pending, PickRequest
 from cellgate.router.cost_model import Usage
 from cellgate.router.nouns import Fleet, Outcome, Refusal
 from cellgate.router.retry import has_budget

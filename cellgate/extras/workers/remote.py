@@ -20,16 +20,7 @@ from dataclasses import fields
 from math import inf
 from typing import Any, TypeVar
 
-from cellgate.proxy.admission.limits import UsageRecord
-from cellgate.proxy.config.limits import REACHED
-from cellgate.proxy.gateway import Gateway
-from cellgate.proxy.handover import known_of, take_over, view_of
-from cellgate.proxy.http.errors import Failure, FailureKind
-from cellgate.proxy.observe.access_log import Finished
-from cellgate.proxy.observe.counters import TALLIES
-from cellgate.proxy.observe.defects import DEFECTS, guarded
-from cellgate.proxy.request.ports import Pending, PickRequest, Report, Waiter
-from cellgate.proxy.workers.protocol import (
+from cellgate.extras.workers.protocol import (
     HELD_BACK,
     Link,
     Message,
@@ -40,6 +31,15 @@ from cellgate.proxy.workers.protocol import (
     failure_out,
     request_out,
 )
+from cellgate.proxy.admission.limits import UsageRecord
+from cellgate.proxy.config.limits import REACHED
+from cellgate.proxy.gateway import Gateway
+from cellgate.proxy.handover import known_of, take_over, view_of
+from cellgate.proxy.http.errors import Failure, FailureKind
+from cellgate.proxy.observe.access_log import Finished
+from cellgate.proxy.observe.counters import TALLIES
+from cellgate.proxy.observe.defects import DEFECTS, guarded
+from cellgate.proxy.request.ports import Pending, PickRequest, Report, Waiter
 from cellgate.router.backlog import Job
 from cellgate.router.board import Board
 from cellgate.router.cost_model import Usage

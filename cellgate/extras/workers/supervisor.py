@@ -19,7 +19,6 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -27,14 +26,15 @@ from typing import Any, NoReturn
 
 import uvloop
 
+from cellgate.extras.workers import worker as supervisor_channel
+from cellgate.extras.workers.control_start import ControlStart, run_control
+from cellgate.extras.workers.worker import Page, run_worker
 from cellgate.proxy.config.settings import Reload, Settings
 from cellgate.proxy.handover import LISTEN, Inheritance, Listeners, listeners_of
 from cellgate.proxy.observe.log import log_line
 from cellgate.proxy.process.memory import name_process
 from cellgate.proxy.process.signals import notify
 from cellgate.proxy.process.tls import LiveTls
-from cellgate.proxy.workers import worker as supervisor_channel
-from cellgate.proxy.workers.worker import Page, run_worker
 
 CONTROL = -1
 """Its number; workers count from 0."""
@@ -58,15 +58,9 @@ class Supervisor:
     """All processes of one gate."""
 
     def __init__(
-        self,
-        settings: Settings,
-        reload: Reload,
-        listeners: Listeners,
-        heritage: Inheritance | None,
-        run_control: RunControl,
+        self, settings: Settings, reload: Reload, listeners: Listeners, heritage: Inheritance | None
     ) -> None:
         self._settings = settings
-        self._run_control = run_control
         self._reload = reload
         # Made before any process: one that is started later has at least the certificates of the start.
         self._tls = LiveTls(settings.tls)
@@ -189,7 +183,7 @@ class Supervisor:
             partial(self._page.beat, CONTROL),
             reloaded=self._reloaded,
         )
-        return await self._run_control(start)
+        return await run_control(start)
 
     async def _worker(self, number: int, line: socket.socket) -> int:
         mine = []
@@ -342,39 +336,13 @@ class Child:
         return f"{_title(self.number)} (process {self.pid})"
 
 
-@dataclass(frozen=True, slots=True)
-class ControlStart:
-    """What a control process is started with.
-
-    `channel` leads to the supervisor, `heritage` to the previous gate; `restarts`: the number of control
-    processes that have ended; `beat` is called with the loop's time as a sign of life; `reloaded`: the units
-    may differ from those in `settings`.
-    """
-
-    settings: Settings
-    reload: Reload
-    tls: LiveTls
-    listeners: Listeners
-    channel: socket.socket
-    heritage: Inheritance | None
-    restarts: int
-    beat: Callable[[float], None]
-    reloaded: bool
-
-
-RunControl = Callable[[ControlStart], Coroutine[Any, Any, int]]
-"""Is the control process until told to end; returns the exit code."""
-
-
-def supervise(
-    settings: Settings, reload: Reload, heritage: Inheritance | None, run_control: RunControl
-) -> int:
+def supervise(settings: Settings, reload: Reload, heritage: Inheritance | None) -> int:
     """Run a gate with workers until it is told to stop; returns the exit code.
 
     Raises OSError when it cannot listen.
     """
     listeners = asyncio.run(listeners_of(settings, heritage))
-    return Supervisor(settings, reload, listeners, heritage, run_control).run()
+    return Supervisor(settings, reload, listeners, heritage).run()
 
 
 def _title(number: int) -> str:
