@@ -383,7 +383,7 @@ class App:
             act_on_engine=plane.engine_controller.act_on_engine,
             history=plane.history.shown,
             roll=self._operator.roll if self._operator is not None else lambda: None,
-            pages=plane.pages | (dict(self._operator.pages()) if self._operator is not None else {}),
+            pages=plane.pages | (dict(self._operator.pages) if self._operator is not None else {}),
             capacity=plane.capacity.view,
             reload=self._reload_settings,
             needs_tls=lambda: self._tls.admin() is not None,
@@ -402,16 +402,22 @@ async def live(app: App, heritage: Inheritance | None) -> int:
     return 0
 
 
-class OperatorPart(Protocol):
-    """What acts on units by itself, as an app knows it: an extra."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorPart:
+    """What acts on units by itself, as an app knows it: an extra makes it.
 
-    def start(self, courses: Mapping[str, Any] | None) -> None: ...
-    def configure(self, remedies: Mapping[str, Any]) -> None: ...
-    def hand_over(self) -> Any: ...
-    def carry_on(self) -> None: ...
-    async def close(self) -> None: ...
-    def roll(self) -> dict[str, Any] | None: ...
-    def pages(self) -> Mapping[str, PageHandler]: ...
+    `start` needs a running loop, and takes the recoveries that were under way at the previous gate, if there
+    was one; `hand_over` has those under way, for a successor, and none begins any more; `carry_on`: there is
+    no successor. `roll` is the roll under way, or the last one; `pages` answer on the admin port, by path.
+    """
+
+    start: Callable[[Mapping[str, Any] | None], None]
+    configure: Callable[[Mapping[str, Any]], None]
+    hand_over: Callable[[], Any]
+    carry_on: Callable[[], None]
+    close: Callable[[], Awaitable[None]]
+    roll: Callable[[], dict[str, Any] | None]
+    pages: Mapping[str, PageHandler]
 
 
 def _first_of(problems: Sequence[str]) -> str:

@@ -48,7 +48,7 @@ RULES = OF_THE_WHOLE | {rule: partial(of_rule, rule) for rule in OF_A_FILE}
 
 FIGURES: dict[str, tuple[int, Callable[[], list[Finding]]]] = {
     "old words in names": (0, words.old_words),
-    "Protocols with one implementation": (6, ports.ports_of_one),
+    "Protocols with one implementation": (4, ports.ports_of_one),
     "constants' names with several values": (17, ports.constants_of_many),
     "classes with attributes that may be absent": (5, ports.absent_attributes),
 }

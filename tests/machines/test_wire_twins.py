@@ -153,10 +153,11 @@ def parser_only() -> Iterator[None]:
         yield
 
 
-class Told:
-    """Writes down what a reader of requests tells."""
+class Told(RequestReader):
+    """Writes down what it reads."""
 
     def __init__(self) -> None:
+        super().__init__(LIMITS, lambda: 7.0, ROUTING)
         self.log: list[object] = []
         self.queue: list[Request] = []
 
@@ -190,15 +191,14 @@ def summary(request: Request) -> dict[str, object]:
 
 def requests(reads: list[bytes]) -> list[object]:
     """What a reader tells of these reads."""
-    told = Told()
-    reader = RequestReader(told, LIMITS, lambda: 7.0, ROUTING)
+    reader = Told()
     for data in reads:
         if reader.failure is None:
-            told.log.append(reader.feed(data))
+            reader.log.append(reader.feed(data))
             while reader.unread and reader.failure is None:
                 reader.resume_parsing()
-            told.log.append((reader.request is None, reader.in_head, reader.failure))
-    return told.log
+            reader.log.append((reader.request is None, reader.in_head, reader.failure))
+    return reader.log
 
 
 BODIES = st.sampled_from(

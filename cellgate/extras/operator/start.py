@@ -1,6 +1,6 @@
 """The operator: all that acts on units and load balancers by itself. Imported where its file is named.
 
-In this order: `Operator`, `operate`, `roll_page`.
+In this order: `operate`, `roll_page`.
 """
 
 from __future__ import annotations
@@ -20,87 +20,60 @@ from cellgate.extras.operator.recovery import attend
 from cellgate.extras.operator.roll_plan import Order, OrderError, OwnRoll, RollStore, verb_of
 from cellgate.extras.operator.roller import Roller, roll_units
 from cellgate.proxy.admin.http import error_reply, reply
+from cellgate.proxy.app import OperatorPart
 from cellgate.proxy.ingress.reports import as_json
 
 if TYPE_CHECKING:
-    from cellgate.extras.operator.action_settings import Remedy
     from cellgate.proxy.admin.pages import PageHandler
     from cellgate.proxy.control.plane import Plane
 
 
-class Operator:
-    """Recovery, rolls, and the gate's weight at a load balancer of AWS; `roller` is None without rolls.
+def operate(plane: Plane, gate: str, tls: Callable[[], ssl.SSLContext]) -> OperatorPart:
+    """The operator of this gate: recovery, rolls, and the gate's weight at a load balancer of AWS.
 
-    `acting` and `rolls` are what gates agree on; None: this one is alone, or agrees by Leases.
     `tls` makes the context that verifies webhooks.
     """
+    settings, run_action = plane.settings, action_runner(tls)
+    acting, rolls = _agreed(plane, gate)
+    roller = None if settings.roll is None else roll_units(plane, settings.roll, rolls, run_action)
+    recovery = attend(plane, run_action, acting)
+    alb = None
+    if settings.alb is not None:
+        alb = AlbWeight(settings.alb, plane.board, plane.now, plane.is_stopping, plane.events)
+        plane.metrics.include(partial(alb_metrics, alb))
 
-    def __init__(
-        self,
-        plane: Plane,
-        gate: str,
-        tls: Callable[[], ssl.SSLContext],
-        agreed: tuple[Acting, RollStore] | None,
-    ) -> None:
-        settings = plane.settings
-        acting, rolls = agreed or (_acting(plane, gate), OwnRoll())
-        run_action = action_runner(tls)
-        self.roller: Roller | None = None
-        if settings.roll is not None:
-            self.roller = roll_units(plane, settings.roll, rolls, run_action)
-        self._recovery = attend(plane, run_action, acting)
-        self._alb: AlbWeight | None = None
-        if settings.alb is not None:
-            self._alb = AlbWeight(settings.alb, plane.board, plane.now, plane.is_stopping, plane.events)
-            plane.metrics.include(partial(alb_metrics, self._alb))
-
-    def start(self, courses: Mapping[str, Any] | None) -> None:
-        """Needs a running loop. `courses` are the recoveries that were under way at the previous gate."""
+    def start(courses: Mapping[str, Any] | None) -> None:
         if courses is not None:
-            self._recovery.take_over(courses)
-        if self._alb is not None:
-            self._alb.start()
+            recovery.take_over(courses)
+        if alb is not None:
+            alb.start()
 
-    def configure(self, remedies: Mapping[str, Remedy]) -> None:
-        """The file was read again."""
-        self._recovery.configure(remedies)
+    async def close() -> None:
+        if roller is not None:
+            await roller.close()
+        await recovery.close()
+        if alb is not None:
+            await alb.close()
 
-    def hand_over(self) -> Any:
-        """The recoveries under way, for a successor; none begins any more."""
-        return self._recovery.hand_over()
-
-    def carry_on(self) -> None:
-        """There is no successor."""
-        self._recovery.carry_on()
-
-    def roll(self) -> dict[str, Any] | None:
-        """The roll under way, or the last one, for people."""
-        return self.roller.shown() if self.roller is not None else None
-
-    def pages(self) -> Mapping[str, PageHandler]:
-        """What answers on the admin port, by path."""
-        if self.roller is None:
-            return {}
-        return {"/roll": partial(roll_page, self.roller), "/roll/{name}": partial(order_roll, self.roller)}
-
-    async def close(self) -> None:
-        """End every part."""
-        if self.roller is not None:
-            await self.roller.close()
-        await self._recovery.close()
-        if self._alb is not None:
-            await self._alb.close()
+    return OperatorPart(
+        start=start,
+        configure=recovery.configure,
+        hand_over=recovery.hand_over,
+        carry_on=recovery.carry_on,
+        close=close,
+        roll=roller.shown if roller is not None else lambda: None,
+        pages=_pages(roller) if roller is not None else {},
+    )
 
 
-def operate(plane: Plane, gate: str, tls: Callable[[], ssl.SSLContext]) -> Operator:
-    """The operator of this gate."""
-    agreed = None
-    if plane.settings.redis is not None:
-        # Imported late: the client takes a quarter of a second and ten megabytes.
-        from cellgate.extras.operator.agreement import agree
+def _agreed(plane: Plane, gate: str) -> tuple[Acting, RollStore]:
+    """What gates agree on; without Redis this one is alone, or agrees by Leases."""
+    if plane.settings.redis is None:
+        return _acting(plane, gate), OwnRoll()
+    # Imported late: the client takes a quarter of a second and ten megabytes.
+    from cellgate.extras.operator.agreement import agree
 
-        agreed = agree(plane, plane.settings.redis, gate)
-    return Operator(plane, gate, tls, agreed)
+    return agree(plane, plane.settings.redis, gate)
 
 
 def _acting(plane: Plane, gate: str) -> Acting:
@@ -113,6 +86,11 @@ def _acting(plane: Plane, gate: str) -> Acting:
 
 
 # Rolls by the admin port: what is under way, and what is asked of it.
+
+
+def _pages(roller: Roller) -> Mapping[str, PageHandler]:
+    """What answers on the admin port, by path."""
+    return {"/roll": partial(roll_page, roller), "/roll/{name}": partial(order_roll, roller)}
 
 
 async def roll_page(roller: Roller, _request: web.BaseRequest, _name: str) -> web.Response:

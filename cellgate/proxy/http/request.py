@@ -9,7 +9,7 @@ import io
 import re
 from collections.abc import Callable
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 import httptools
 
@@ -324,31 +324,10 @@ _BODY_BYTES_EACH = LIMITS.request_bytes_per_turn // LIMITS.parsed_bytes
 """The cost of a byte outside of bodies, relative to one of a body."""
 
 
-class RequestSink(Protocol):
-    """Callbacks of a reader, called from within `feed`."""
-
-    def begun(self, request: Request) -> None:
-        """The first byte of a request has come."""
-
-    def head_read(self, request: Request) -> Failure | None:
-        """A head is complete and in order; its body comes next, unless it fails for this reason."""
-
-    def body_read(self, request: Request) -> None:
-        """`request.body_size` has grown, and more is to come."""
-
-    def whole(self, request: Request) -> None:
-        """A request is complete."""
-
-    def at_once(self, request: Request) -> None:
-        """A request has begun, its head is read, and it is complete."""
-
-    def upgrading(self) -> Request | None:
-        """The last request, if it asks for a WebSocket and is not answered yet."""
-
-
 class RequestReader:
     """Reads the requests of one connection. `routing_fields` are the names of header fields that say how a
-    request is to be routed; they are passed on.
+    request is to be routed; they are passed on. What becomes of requests is for a subclass, which is told
+    of them from within `feed`.
 
     `request` is the one being read, `failure` the reason why reading ended, `unread` bytes that are left for
     another turn of the loop.
@@ -369,20 +348,14 @@ class RequestReader:
         "_parts",
         "_pieces",
         "_read_bytes",
-        "_tell",
         "failure",
         "request",
         "unread",
     )
 
     def __init__(
-        self,
-        tell: RequestSink,
-        limits: Limits,
-        now: Callable[[], float],
-        routing_fields: frozenset[bytes] = frozenset(),
+        self, limits: Limits, now: Callable[[], float], routing_fields: frozenset[bytes] = frozenset()
     ) -> None:
-        self._tell = tell
         self._known = request_lines(routing_fields)
         self._limits = limits
         self._now = now
@@ -406,6 +379,28 @@ class RequestReader:
         self.failure: Failure | None = None
         self.unread = b""
 
+    # -- for a subclass ------------------------------------------------------------------------------------
+
+    def begun(self, request: Request) -> None:
+        """The first byte of a request has come."""
+
+    def head_read(self, request: Request) -> Failure | None:
+        """A head is complete and in order; its body comes next, unless it fails for this reason."""
+
+    def body_read(self, request: Request) -> None:
+        """`request.body_size` has grown, and more is to come."""
+
+    def whole(self, request: Request) -> None:
+        """A request is complete."""
+
+    def at_once(self, request: Request) -> None:
+        """A request has begun, its head is read, and it is complete."""
+
+    def upgrading(self) -> Request | None:
+        """The last request, if it asks for a WebSocket and is not answered yet."""
+
+    # -- reading -------------------------------------------------------------------------------------------
+
     @property
     def in_head(self) -> bool:
         """Whether the head of `request` is being read."""
@@ -420,7 +415,7 @@ class RequestReader:
             request = plain_request(data, self._known, self._limits)
             if request is not None:
                 request.received_at = self._now()
-                self._tell.at_once(request)
+                self.at_once(request)
                 return None
         if len(data) > LIMITS.parsed_bytes:
             self.unread += data
@@ -464,10 +459,9 @@ class RequestReader:
         return request
 
     def close(self) -> None:
-        """The connection is closed. References are dropped, because otherwise closed connections pile up
-        until garbage is collected.
+        """The connection is closed. The parser is dropped, which refers to this: otherwise closed connections
+        pile up until garbage is collected.
         """
-        del self._tell
         self._parser = None
 
     @property
@@ -526,7 +520,7 @@ class RequestReader:
             self._the_parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
             rest = memoryview(data)[upgrade.args[0] :]
-            if (request := self._tell.upgrading()) is not None:
+            if (request := self.upgrading()) is not None:
                 # What came before the answer to the upgrade.
                 request.body = bytes(rest)
             elif self.failure is None:
@@ -584,7 +578,7 @@ class RequestReader:
             has_grown = bool(self._pieces)
             self._collect(request)
             if self._is_within(request) and has_grown:
-                self._tell.body_read(request)
+                self.body_read(request)
 
     def _collect(self, request: Request) -> None:
         """Join the pieces of a body: each piece by itself would take 33 bytes more."""
@@ -620,7 +614,7 @@ class RequestReader:
     def on_message_begin(self) -> None:
         if self.failure is None and self.request is None:
             self.request = self._heading = request = Request(self._now(), [], [], [])
-            self._tell.begun(request)
+            self.begun(request)
 
     def on_url(self, url: bytes) -> None:
         if self._heading is not None:
@@ -659,7 +653,7 @@ class RequestReader:
         if failure is None and request.length > self._limits.body_bytes:
             failure = self._body_too_large()
         if failure is None:
-            failure = self._tell.head_read(request)
+            failure = self.head_read(request)
         if failure is not None:
             self._fail(failure)
 
@@ -698,7 +692,7 @@ class RequestReader:
         self._is_first = self._bypasses = False
         self._has_whole = True
         self._fed = 0
-        self._tell.whole(request)
+        self.whole(request)
         self.request = None
 
     # -- failures ------------------------------------------------------------------------------------------

@@ -106,8 +106,7 @@ class ClientConnection(asyncio.Protocol):
             return
         try:
             intake = self._intake
-            reader = intake.reader
-            failure = reader.feed(data)
+            failure = intake.feed(data)
             if failure is not None:
                 self._reject(failure)
             if self.exchange is not None or self._write_paused:
@@ -117,8 +116,8 @@ class ClientConnection(asyncio.Protocol):
                 transport = self._transport
                 if (
                     len(queue) == 1
-                    and reader.request is None
-                    and not reader.unread
+                    and intake.request is None
+                    and not intake.unread
                     and transport is not None
                     and not transport.is_closing()
                     and self._host.start_scheduler.has_room(_REQUEST_BYTES)
@@ -128,7 +127,7 @@ class ClientConnection(asyncio.Protocol):
                     self._begin(queue.pop())
                 else:
                     self.serve()
-            elif reader.unread:
+            elif intake.unread:
                 if not self._turn_due:
                     self._turn_due = True
                     self._host.read_scheduler.join(self)
@@ -140,11 +139,11 @@ class ClientConnection(asyncio.Protocol):
         """Its turn to parse what has come, and to go on: what parsing cost (see turns.py). Never raises."""
         self._turn_due, cost = False, 0
         try:
-            intake, reader = self._intake, self._intake.reader
-            if not intake.queue and reader.unread and not self._ended and not intake.awaiting_memory:
-                cost = reader.resume_parsing()
-                if reader.failure is not None:
-                    self._reject(reader.failure)
+            intake = self._intake
+            if not intake.queue and intake.unread and not self._ended and not intake.awaiting_memory:
+                cost = intake.resume_parsing()
+                if intake.failure is not None:
+                    self._reject(intake.failure)
             self.serve()
         except Exception as error:
             self.crashed("the bytes of a client could not be processed", error)
@@ -295,11 +294,11 @@ class ClientConnection(asyncio.Protocol):
 
     def is_slow(self, now: float, after_s: float) -> bool:
         """True while only a head is being read that began this long ago."""
-        return self.exchange is None and self._intake.in_head and now - self._intake.begun_at > after_s
+        return self.exchange is None and self._intake.has_head_only and now - self._intake.begun_at > after_s
 
     def close_idle(self) -> None:
         """Close an idle connection, to make room for others."""
-        if self._intake.reader.in_head:
+        if self._intake.in_head:
             why = "the request's head did not arrive while others waited"
             self._reject(Failure(FailureKind.HEAD_TIMEOUT, why))
         else:
@@ -356,7 +355,7 @@ class ClientConnection(asyncio.Protocol):
             self.cut()
         elif (failure := self._intake.overdue(self._host.now())) is not None:
             self._reject(failure)
-        elif self._intake.reader.request is None:
+        elif self._intake.request is None:
             self.close()
         self.serve()
 
@@ -374,11 +373,11 @@ class ClientConnection(asyncio.Protocol):
                 served += 1
                 item = intake.queue.pop(0)
                 if not intake.queue:
-                    self._queued_bytes = len(intake.reader.unread)
+                    self._queued_bytes = len(intake.unread)
                 self._begin(item)
         finally:
             self._pumping = False
-        if intake.queue or intake.reader.unread:
+        if intake.queue or intake.unread:
             if self._is_free() and (intake.queue or not intake.awaiting_memory):
                 self._turn_due = True
                 host = self._host
@@ -427,7 +426,7 @@ class ClientConnection(asyncio.Protocol):
         if self._ended:
             return
         self._ended = self._rejected = True
-        if (request := self._intake.reader.request) is not None:
+        if (request := self._intake.request) is not None:
             failure = replace(failure, lines=failure.lines + self._host.own_lines(request))
         self._intake.end(failure)
         if self.exchange is None:
@@ -444,7 +443,7 @@ class ClientConnection(asyncio.Protocol):
             is_full = self._queued_bytes > PIPELINED_BYTES
         else:
             # The rest follows in another turn of the loop.
-            is_full = bool(self._intake.reader.unread)
+            is_full = bool(self._intake.unread)
         if is_full or self._intake.awaiting_memory:
             if self._reading and self._transport is not None and not self._transport.is_closing():
                 self._reading = False
@@ -494,14 +493,14 @@ _BODY_RATE = 64 * 1024
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
-class Intake:
+class Intake(RequestReader):
     """What one client has sent. `queue` has complete requests that wait to be answered.
 
     `begun_at` is when the last request began (0: there was none); `awaiting_memory`: a body is held back.
     """
 
     __slots__ = (
-        "_body",
+        "_arriving",
         "_client",
         "_grown_at",
         "_grown_from",
@@ -510,24 +509,23 @@ class Intake:
         "awaiting_memory",
         "begun_at",
         "queue",
-        "reader",
     )
 
     def __init__(self, client: ClientConnection, host: ConnectionHost) -> None:
+        super().__init__(host.limits, host.now, host.routing_fields)
         self._client = client
         self._host = host
         self._owes_continue = False
         # Since when, and from which size on, a body has come at less than the least rate.
         self._grown_at, self._grown_from = 0.0, 0
         # One of which a part has come.
-        self._body: ArrivingBody | None = None
-        self.reader = RequestReader(self, host.limits, host.now, host.routing_fields)
+        self._arriving: ArrivingBody | None = None
         # No deque: an empty one takes 760 bytes, for each client.
         self.queue: list[Request | Failure] = []
         self.awaiting_memory = False
         self.begun_at = 0.0
 
-    # -- what the reader tells -----------------------------------------------------------------------------
+    # -- what its reading tells ----------------------------------------------------------------------------
 
     def begun(self, request: Request) -> None:
         """The first byte of a request has come."""
@@ -552,9 +550,9 @@ class Intake:
         self._owes_continue, now = False, self._host.now()
         if self._grew_in(request, now):
             self._grown_at, self._grown_from = now, request.body_size
-        if (body := self._body) is None:
+        if (body := self._arriving) is None:
             payer = self._host.body_payer(self._client.peer, request)
-            self._body = body = ArrivingBody(request, payer, self.begun_at, self._abort)
+            self._arriving = body = ArrivingBody(request, payer, self.begun_at, self._abort)
         if not self.awaiting_memory and not self._reserve(body):
             self.awaiting_memory = True
             if self._client.exchange is None:
@@ -592,12 +590,12 @@ class Intake:
     @property
     def is_empty(self) -> bool:
         """Whether no request waits or is being read."""
-        return self.reader.request is None and not self.queue and not self.reader.unread
+        return self.request is None and not self.queue and not self.unread
 
     @property
-    def in_head(self) -> bool:
+    def has_head_only(self) -> bool:
         """Whether only a part of a head is unanswered."""
-        return not self.queue and self.reader.in_head
+        return not self.queue and self.in_head
 
     def end(self, failure: Failure) -> None:
         """Nothing more is read; the failure is answered in its turn."""
@@ -610,20 +608,19 @@ class Intake:
         """The previous request is answered: until now the gate may have kept the client from sending. Whether
         there is nothing more to be served.
         """
-        reader = self.reader
-        if reader.request is None:
+        if self.request is None:
             self._client.deadline = now + self._host.limits.idle_timeout_s
         else:
             self.begun_at = self._grown_at = now
-            if self._body is not None:
-                self._body.begun_at = now
+            if self._arriving is not None:
+                self._arriving.begun_at = now
             self._client.deadline = now + self._host.limits.head_timeout_s
             self._maybe_continue()
-        return not self.queue and not reader.unread
+        return not self.queue and not self.unread
 
     def forget_queue(self) -> None:
         """Drop the waiting requests: the connection closes after the last answer."""
-        self.reader.unread = b""
+        self.unread = b""
         queue, self.queue = self.queue, []
         for item in queue:
             if isinstance(item, Request):
@@ -633,13 +630,13 @@ class Intake:
         """The client has left. Reference cycles are broken, so that no garbage collection is needed."""
         self.forget_queue()
         self._forget_unfinished()
-        self.reader.close()
+        super().close()
         self._host.memory.forget(self._on_memory)
         del self._client
 
     def is_stalled(self, now: float) -> bool:
         """Whether memory is held by a body that has stopped arriving, or drips."""
-        request = self.reader.request
+        request = self.request
         holds = request is not None and request.reserved > 0 and not self.awaiting_memory
         return holds and now - self._grown_at > LIMITS.body_stall_s
 
@@ -656,10 +653,10 @@ class Intake:
             return Failure(
                 FailureKind.NO_MEMORY, "the gate has no memory left for request bodies; retry later"
             )
-        request = self.reader.request
+        request = self.request
         if request is None:
             return None
-        if self.reader.in_head:
+        if self.in_head:
             return Failure(FailureKind.HEAD_TIMEOUT, "the request's head did not arrive in time")
         if (allowed := self._whole_by(request)) > now:
             self._client.deadline = allowed
@@ -694,10 +691,10 @@ class Intake:
 
     def _on_memory(self) -> None:
         """Body memory came back: ask again for what was missing."""
-        if self._body is not None and self._reserve(self._body):
+        if self._arriving is not None and self._reserve(self._arriving):
             self.awaiting_memory = False
             # Until now the gate kept the body from arriving.
-            self._grown_at, self._grown_from = self._host.now(), self._body.request.body_size
+            self._grown_at, self._grown_from = self._host.now(), self._arriving.request.body_size
             self._client.update_reading()
             self._client.serve()
 
@@ -706,13 +703,13 @@ class Intake:
         self._host.memory.forget(self._on_memory)
 
     def _forget_unfinished(self) -> None:
-        if (request := self.reader.forget()) is not None:
+        if (request := self.forget()) is not None:
             self._end_body()
             self._host.memory.release(request)
 
     def _end_body(self) -> None:
         """A body is whole, or gone."""
-        body, self._body = self._body, None
+        body, self._arriving = self._arriving, None
         if body is not None:
             self._host.memory.arrived(body)
 

@@ -39,10 +39,11 @@ UPGRADES = [data.replace(b"\r\n\r\n", b"\r\n" + H2C, 1) for data in (LONG_GET, P
 CLOSES = POST.replace(b"\r\n\r\n", b"\r\n" + H2C.replace(b"Upgrade,", b"Upgrade, close,"), 1)
 
 
-class Told:
-    """Writes down what the reader tells."""
+class Told(RequestReader):
+    """Writes down what it reads."""
 
-    def __init__(self) -> None:
+    def __init__(self, limits: Limits = TIGHT) -> None:
+        super().__init__(limits, lambda: 7.0)
         self.log: list[str] = []
         self.requests: list[Request] = []
 
@@ -65,18 +66,14 @@ class Told:
         self.head_read(request)
         self.whole(request)
 
-    def upgrading(self) -> Request | None:
-        return None
 
-
-def read(*reads: bytes) -> tuple[Told, RequestReader]:
-    """What a reader has told of these reads, up to its failure."""
-    told = Told()
-    reader = RequestReader(told, TIGHT, lambda: 7.0)
+def read(*reads: bytes) -> Told:
+    """What was read of these reads, up to a failure."""
+    reader = Told()
     for data in reads:
         if data and reader.failure is None:
             assert reader.feed(data) is reader.failure
-    return told, reader
+    return reader
 
 
 def summary(request: Request) -> tuple[object, ...]:
@@ -87,9 +84,9 @@ def summary(request: Request) -> tuple[object, ...]:
 
 
 def test_a_request_is_read() -> None:
-    told, reader = read(LONG_GET)
-    (request,) = told.requests
-    assert told.log == ["begun", "head", "whole"]
+    reader = read(LONG_GET)
+    (request,) = reader.requests
+    assert reader.log == ["begun", "head", "whole"]
     assert (request.method, request.path, request.target) == (b"GET", b"/v1/models", b"/v1/models?a=b")
     assert (request.given_id, request.received_at, request.lines) == (b"1", 7.0, [b"x-a: b\r\n"])
     assert (reader.request, reader.in_head, reader.failure) == (None, False, None)
@@ -103,14 +100,14 @@ def test_a_request_is_read() -> None:
     ],
 )
 def test_requests_are_the_same_wherever_they_are_cut_in_two(data: bytes) -> None:
-    whole = [summary(request) for request in read(data)[0].requests]
+    whole = [summary(request) for request in read(data).requests]
     assert len(whole) == data.count(b"HTTP/1.")
     for at in range(len(data)):
-        told, reader = read(data[:at], data[at:])
-        assert [summary(request) for request in told.requests] == whole
+        reader = read(data[:at], data[at:])
+        assert [summary(request) for request in reader.requests] == whole
         assert reader.failure is None
-    told, reader = read(*(data[at : at + 1] for at in range(len(data))))
-    assert [summary(request) for request in told.requests] == whole
+    reader = read(*(data[at : at + 1] for at in range(len(data))))
+    assert [summary(request) for request in reader.requests] == whole
     assert reader.failure is None
 
 
@@ -118,7 +115,7 @@ def test_requests_are_the_same_wherever_they_are_cut_in_two(data: bytes) -> None
     ("data", "asked"), [(UPGRADES[0], LONG_GET), (UPGRADES[1], POST), (UPGRADES[2], WHOLE_CHUNKED)]
 )
 def test_a_request_is_the_same_without_an_upgrade_that_is_ignored(data: bytes, asked: bytes) -> None:
-    (upgrading,), (plain,) = read(data)[0].requests, read(asked)[0].requests
+    (upgrading,), (plain,) = read(data).requests, read(asked).requests
     assert upgrading.lines == plain.lines
     assert [field for field in upgrading.fields if field not in plain.fields] == [
         (b"connection", b"Upgrade, HTTP2-Settings"),
@@ -128,7 +125,7 @@ def test_a_request_is_the_same_without_an_upgrade_that_is_ignored(data: bytes, a
 
 
 def test_no_parser_reads_a_large_body_behind_its_head(monkeypatch: pytest.MonkeyPatch) -> None:
-    fed, told, body = list[int](), Told(), b" RTSP/ \r\n\r\n" * 4000
+    fed, body = list[int](), b" RTSP/ \r\n\r\n" * 4000
 
     class Counting(httptools.HttpRequestParser):
         def feed_data(self, data: Any) -> None:
@@ -136,21 +133,21 @@ def test_no_parser_reads_a_large_body_behind_its_head(monkeypatch: pytest.Monkey
             super().feed_data(data)
 
     monkeypatch.setattr(httptools, "HttpRequestParser", Counting)
-    reader = RequestReader(told, Limits(), lambda: 7.0)
+    reader = Told(Limits())
     head = b"POST /v1/x HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % len(body)
     reader.feed(head + body + LONG_GET)
     while reader.unread:
         reader.resume_parsing()
-    assert [request.body for request in told.requests] == [body, b""]
+    assert [request.body for request in reader.requests] == [body, b""]
     assert fed == [len(head), len(LONG_GET)]
 
 
 def test_the_phases_of_a_body_are_told() -> None:
-    assert read(POST)[0].log == ["begun", "head", "whole"]
-    assert read(POST[:-1], POST[-1:])[0].log == ["begun", "head", "body", "whole"]
-    assert read(WHOLE_CHUNKED[:-5], WHOLE_CHUNKED[-5:])[0].log == ["begun", "head", "body", "whole"]
-    told, reader = read(POST[:-1])
-    assert (told.log, reader.in_head) == (["begun", "head", "body"], False)
+    assert read(POST).log == ["begun", "head", "whole"]
+    assert read(POST[:-1], POST[-1:]).log == ["begun", "head", "body", "whole"]
+    assert read(WHOLE_CHUNKED[:-5], WHOLE_CHUNKED[-5:]).log == ["begun", "head", "body", "whole"]
+    reader = read(POST[:-1])
+    assert (reader.log, reader.in_head) == (["begun", "head", "body"], False)
     assert reader.request is not None
     assert reader.request.body_size == 2
 
@@ -166,13 +163,13 @@ def test_the_phases_of_a_body_are_told() -> None:
 )
 def test_a_failure_ends_the_reading_and_spares_what_came_before(data: bytes, kind: FailureKind) -> None:
     """More failures: test_heads.py."""
-    told, reader = read(POST + data + POST)
+    reader = read(POST + data + POST)
     assert reader.failure is not None
     assert reader.failure.kind is kind
-    assert len(told.requests) == 1
+    assert len(reader.requests) == 1
     forgotten = reader.forget()
     assert (reader.request, reader.in_head) == (None, False)
-    assert forgotten is None or forgotten is not told.requests[0]
+    assert forgotten is None or forgotten is not reader.requests[0]
 
 
 def test_an_unknown_method_is_told_from_garbage_where_its_beginning_is_known() -> None:
@@ -183,7 +180,7 @@ def test_an_unknown_method_is_told_from_garbage_where_its_beginning_is_known() -
         ([POST + brew], FailureKind.BAD_REQUEST),
         ([b"brew\r\n"], FailureKind.BAD_REQUEST),
     ):
-        failure = read(*reads)[1].failure
+        failure = read(*reads).failure
         assert failure is not None
         assert failure.kind is kind
 
@@ -198,20 +195,20 @@ def test_a_defect_of_our_own_is_not_told_as_the_clients(monkeypatch: pytest.Monk
 def test_another_protocol_is_none_wherever_its_name_is_cut(first: bytes) -> None:
     data = LONG_GET + first + b"\r\nHost: a\r\n\r\n"
     for at in range(len(LONG_GET), len(data)):
-        told, reader = read(data[:at], data[at:])
+        reader = read(data[:at], data[at:])
         assert reader.failure is not None
-        assert (reader.failure.kind, len(told.requests)) == (FailureKind.BAD_REQUEST, 1)
-    told, reader = read(*(data[at : at + 1] for at in range(len(data))))
+        assert (reader.failure.kind, len(reader.requests)) == (FailureKind.BAD_REQUEST, 1)
+    reader = read(*(data[at : at + 1] for at in range(len(data))))
     assert reader.failure is not None
-    assert len(told.requests) == 1
+    assert len(reader.requests) == 1
 
 
 def test_the_name_of_another_protocol_may_stand_anywhere_else() -> None:
     head = b"POST /v1/x HTTP/1.1\r\nHost: a\r\nX-A: GET / RTSP/1.0\r\nContent-Length: 21\r\n\r\n"
     data = head + b'{"a":\n "x RTSP/1.0" }'
     for at in range(len(data)):
-        told, reader = read(data[:at], data[at:])
-        assert (len(told.requests), reader.failure) == (1, None), data[:at]
+        reader = read(data[:at], data[at:])
+        assert (len(reader.requests), reader.failure) == (1, None), data[:at]
 
 
 # Clients that send more than one turn of the loop should parse: others have their turn in between.
@@ -252,7 +249,7 @@ class Street:
 
     def unread(self) -> int:
         """How much was read of all clients together, and has yet to be parsed."""
-        return sum(len(door.client._intake.reader.unread) for door in self.doors)
+        return sum(len(door.client._intake.unread) for door in self.doors)
 
     def parsed_by_turn(self, data: bytes) -> list[int]:
         """All send this, and turns pass until it is parsed: how many bytes were in each."""
