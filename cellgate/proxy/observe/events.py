@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from cellgate.proxy.observe.log import Level, log_line, utc
 from cellgate.proxy.observe.text import one_line
@@ -96,79 +96,6 @@ ActionKind = Literal[
     "helper_back",
     "helper_ages",
 ]
-_LEVELS: dict[Verdict | ActionKind, Level] = {
-    Verdict.SUSPECT: "warning",
-    Verdict.DOWN: "warning",
-    "panic": "warning",
-    "degraded": "warning",
-    "lag": "warning",
-    "gate_fault": "warning",
-    "broken_streams": "warning",
-    "responses_lost": "warning",
-    "source_lost": "warning",
-    "clash": "warning",
-    "kept": "warning",
-    "start_overdue": "warning",
-    "recovery": "warning",
-    "recovery_failed": "warning",
-    "recovery_held": "warning",
-    "recovery_gave_up": "error",
-    "recovery_unrecorded": "error",
-    "roll_failed": "error",
-    "handover_failed": "error",
-    "reload_refused": "error",
-    "keys_refused": "error",
-    "limits_alone": "warning",
-    "poison": "error",
-    "shared_fate": "error",
-    "drift": "warning",
-    "stack_drift": "warning",
-    "ranks": "warning",
-    "answers_differ": "error",
-    "corrupted": "warning",
-    "refuses": "warning",
-    "model_claimed": "warning",
-    "canary_refused": "error",
-    "kv_full": "warning",
-    "impossible_usage": "warning",
-    "forged": "error",
-    "link_lost": "warning",
-    "helper_lost": "error",
-    "helper_ages": "warning",
-}
-_LASTING: frozenset[ActionKind] = frozenset({"gate_fault", "lag"})
-"""Said again and again for as long as they last."""
-_EVENT_LINES: dict[ActionKind, str] = {
-    "keys_refused": "the file of keys has a mistake, and the keys stay as they were",
-    "keys_taken": "keys read again",
-    "limits_alone": "each gate counts its limits alone",
-    "limits_shared": "gates share their limits again",
-    "kv_full": "the KV cache of an engine is full",
-    "kv_full_over": "the KV cache of an engine has room again",
-    "panic": "panic",
-    "panic_over": "panic is over",
-    "lag": "the gate lags",
-    "gate_fault": "the gate cannot open connections",
-    "handover": "handed over",
-    "handover_failed": "no hand-over",
-    "recovery_held": "recovery waits",
-    "discovered": "units found",
-    "source_lost": "a source of units failed",
-    "source_back": "a source of units works again",
-    "clash": "two units have the same name",
-    "capacity": "the capacity of a model has changed",
-    "poison": "a prompt ends units",
-    "model_claimed": "a unit claims a model of others",
-    "models_changed": "the models of a unit have changed while it runs",
-    "shared_fate": "units fail together",
-    "alb_weight": "the weight of this gate's target group at the load balancer",
-    "link_lost": "transfers of KV blocks fail",
-    "link_back": "KV blocks arrive again",
-    "helper_lost": "a helper of the gate fails",
-    "helper_back": "a helper of the gate works again",
-    "helper_ages": "a certificate ends soon",
-}
-"""What is said of an action that concerns no unit, cell or person."""
 
 
 class EventLog:
@@ -192,23 +119,24 @@ class EventLog:
 
     def add(self, happened: Flip | Action, evicted: Sequence[Lease] = (), staying: int = 0) -> None:
         """Record a flip (with the leases that it evicted, and how many it left there) or an action."""
-        if isinstance(happened, Action) and happened.kind in _LASTING and self._is_repeated(happened):
-            return
-        if isinstance(happened, Flip) and self._is_one_of_many(happened):
-            return
-        self._count += 1
-        head: EventRecord = {"id": self._count, "time": utc(self._wall())}
         if isinstance(happened, Flip):
-            event = head | _flip_event(happened, evicted, staying, self._passes)
-            self._flips[happened.unit].last[happened.after] = event
-            self._log(_LEVELS.get(happened.after, "info"), event["line"])
-        else:
-            event = head | _action_event(happened)
-            self._log(_LEVELS.get(happened.kind, "info"), event["line"])
-            if happened.kind in _LASTING:
+            if not self._is_one_of_many(happened):
+                said = _flip_event(happened, evicted, staying, self._passes)
+                event = self._remember(said, _VERDICT_LEVELS.get(happened.after, "info"))
+                self._flips[happened.unit].last[happened.after] = event
+        elif not self._is_repeated(happened):
+            row = _ACTIONS[happened.kind]
+            event = self._remember(_action_event(happened), row.level)
+            if row.lasts:
                 self._lasting[happened.kind] = (event, self._wall())
+
+    def _remember(self, said: EventRecord, level: Level) -> EventRecord:
+        self._count += 1
+        event: EventRecord = {"id": self._count, "time": utc(self._wall())} | said
+        self._log(level, event["line"])
         self._events.append(event)
         self._tell(event)
+        return event
 
     def became(self, unit: str, how: str) -> None:
         """What became of a request of a unit that is out: counted in the event of that."""
@@ -226,11 +154,11 @@ class EventLog:
         """Whether it lasts since its last event, which is then counted there: one each time would push all
         others out of the list.
         """
-        event, at = self._lasting.get(again.kind, ({"id": -KEPT}, 0.0))
-        now, fresh = self._wall(), _action_event(again)["line"]
+        now, (event, at) = self._wall(), self._lasting.get(again.kind, ({"id": -KEPT}, 0.0))
         if event["id"] <= self._count - KEPT or now - at > EVENT_LASTS_S:
             return False
-        self._log(_LEVELS.get(again.kind, "info"), fresh)
+        fresh = _action_event(again)["line"]
+        self._log(_ACTIONS[again.kind].level, fresh)
         event["count"] = event.get("count", 1) + 1
         event["line"] = f"{fresh} ({event['count']} times, last at {utc(now)})"
         self._lasting[again.kind] = (event, now)
@@ -302,6 +230,87 @@ class Action:
     unit: str | None = None
     detail: str = ""
     cell: str | None = None
+
+
+class _ActionRow(NamedTuple):
+    """What is said of an action, and how loud; `lasts`: again and again for as long as it does."""
+
+    line: str
+    level: Level = "info"
+    lasts: bool = False
+
+
+_ACTIONS: dict[ActionKind, _ActionRow] = {
+    "drain": _ActionRow("{whom} drained by {by}: no new requests, running ones finish"),
+    "undrain": _ActionRow("{whom} undrained by {by}"),
+    "pause": _ActionRow("unit {unit} drained and paused by {by}"),
+    "resume": _ActionRow("unit {unit} resumed and undrained by {by}"),
+    "sleep": _ActionRow("unit {unit} drained and put to sleep by {by}"),
+    "wake": _ActionRow("unit {unit} woken and undrained by {by}"),
+    "hold": _ActionRow("unit {unit} is on hold"),
+    "hold_over": _ActionRow("the hold of unit {unit} is over"),
+    "reload": _ActionRow("configuration reloaded by {by}"),
+    "reload_refused": _ActionRow("configuration not reloaded (by {by}), what was in use stays", "error"),
+    "keys_refused": _ActionRow("the file of keys has a mistake, and the keys stay as they were", "error"),
+    "keys_taken": _ActionRow("keys read again"),
+    "limits_alone": _ActionRow("each gate counts its limits alone", "warning"),
+    "limits_shared": _ActionRow("gates share their limits again"),
+    "panic": _ActionRow("panic", "warning"),
+    "panic_over": _ActionRow("panic is over"),
+    "degraded": _ActionRow("unit {unit} is slow", "warning"),
+    "recovered": _ActionRow("unit {unit} is no longer slow"),
+    "lag": _ActionRow("the gate lags", "warning", lasts=True),
+    "gate_fault": _ActionRow("the gate cannot open connections", "warning", lasts=True),
+    "broken_streams": _ActionRow("streams that unit {unit} broke in the middle", "warning"),
+    "responses_lost": _ActionRow("requests follow responses that only unit {unit} has", "warning"),
+    "discovered": _ActionRow("units found"),
+    "source_lost": _ActionRow("a source of units failed", "warning"),
+    "source_back": _ActionRow("a source of units works again"),
+    "clash": _ActionRow("two units have the same name", "warning"),
+    "kept": _ActionRow("{units} not configured any more", "warning"),
+    "kept_over": _ActionRow("{units} kept no longer"),
+    "capacity": _ActionRow("the capacity of a model has changed"),
+    "start_overdue": _ActionRow("unit {unit} is starting for longer than usual", "warning"),
+    "recovery": _ActionRow("recovering unit {unit}", "warning"),
+    "recovery_done": _ActionRow("recovery of unit {unit}"),
+    "recovery_failed": _ActionRow("recovery of unit {unit} failed", "warning"),
+    "recovery_held": _ActionRow("recovery waits", "warning"),
+    "recovery_gave_up": _ActionRow("recovery of unit {unit} was given up", "error"),
+    "recovery_unrecorded": _ActionRow(
+        "the result of a recovery of unit {unit} is not in the audit log", "error"
+    ),
+    "acting": _ActionRow("this gate acts for {whom}"),
+    "alb_weight": _ActionRow("the weight of this gate's target group at the load balancer"),
+    "roll": _ActionRow("{rolled}"),
+    "roll_failed": _ActionRow("{rolled}", "error"),
+    "handover": _ActionRow("handed over"),
+    "handover_failed": _ActionRow("no hand-over", "error"),
+    "poison": _ActionRow("a prompt ends units", "error"),
+    "poison_lifted": _ActionRow("a prompt is no longer refused, by {by}"),
+    "shared_fate": _ActionRow("units fail together", "error"),
+    "drift": _ActionRow("units of {whom} run different builds", "warning"),
+    "drift_over": _ActionRow("units of {whom} run the same build again"),
+    "stack_drift": _ActionRow("{whom}: software differs", "warning"),
+    "stack_drift_over": _ActionRow("{whom}: the software is the same again"),
+    "ranks": _ActionRow("what ranks of unit {unit} say", "warning"),
+    "answers_differ": _ActionRow("answers of unit {unit} differ", "error"),
+    "answers_agree": _ActionRow("answers of unit {unit} no longer differ"),
+    "corrupted": _ActionRow("unit {unit} has corrupted requests (NaN)", "warning"),
+    "refuses": _ActionRow("unit {unit}", "warning"),
+    "model_claimed": _ActionRow("a unit claims a model of others", "warning"),
+    "models_changed": _ActionRow("the models of a unit have changed while it runs"),
+    "canary_refused": _ActionRow("unit {unit} refuses canaries", "error"),
+    "kv_full": _ActionRow("the KV cache of an engine is full", "warning"),
+    "kv_full_over": _ActionRow("the KV cache of an engine has room again"),
+    "impossible_usage": _ActionRow("unit {unit} told more tokens than an answer can have", "warning"),
+    "forged": _ActionRow("not believed in Redis, about {forged}", "error"),
+    "link_lost": _ActionRow("transfers of KV blocks fail", "warning"),
+    "link_back": _ActionRow("KV blocks arrive again"),
+    "helper_lost": _ActionRow("a helper of the gate fails", "error"),
+    "helper_back": _ActionRow("a helper of the gate works again"),
+    "helper_ages": _ActionRow("a certificate ends soon", "warning"),
+}
+_VERDICT_LEVELS: dict[Verdict, Level] = {Verdict.SUSPECT: "warning", Verdict.DOWN: "warning"}
 
 
 @dataclass(slots=True)
@@ -421,49 +430,13 @@ def _prospect(after: Verdict, passes: int) -> str:
 
 def _action_event(action: Action) -> EventRecord:
     whom = f"cell {action.cell}" if action.cell is not None else f"unit {action.unit}"
-    units = "units are" if action.unit is None else f"unit {action.unit} is"
-    line = (
-        _EVENT_LINES.get(action.kind)
-        or {
-            "drain": f"{whom} drained by {action.by}: no new requests, running ones finish",
-            "undrain": f"{whom} undrained by {action.by}",
-            "pause": f"unit {action.unit} drained and paused by {action.by}",
-            "resume": f"unit {action.unit} resumed and undrained by {action.by}",
-            "sleep": f"unit {action.unit} drained and put to sleep by {action.by}",
-            "wake": f"unit {action.unit} woken and undrained by {action.by}",
-            "kept": f"{units} not configured any more",
-            "kept_over": f"{units} kept no longer",
-            "start_overdue": f"unit {action.unit} is starting for longer than usual",
-            "hold": f"unit {action.unit} is on hold",
-            "hold_over": f"the hold of unit {action.unit} is over",
-            "reload": f"configuration reloaded by {action.by}",
-            "reload_refused": f"configuration not reloaded (by {action.by}), what was in use stays",
-            "degraded": f"unit {action.unit} is slow",
-            "recovered": f"unit {action.unit} is no longer slow",
-            "broken_streams": f"streams that unit {action.unit} broke in the middle",
-            "responses_lost": f"requests follow responses that only unit {action.unit} has",
-            "recovery": f"recovering unit {action.unit}",
-            "recovery_done": f"recovery of unit {action.unit}",
-            "recovery_failed": f"recovery of unit {action.unit} failed",
-            "recovery_gave_up": f"recovery of unit {action.unit} was given up",
-            "recovery_unrecorded": f"the result of a recovery of unit {action.unit} is not in the audit log",
-            "acting": f"this gate acts for {whom}",
-            "roll": "rolling" if action.unit is None else f"unit {action.unit}",
-            "roll_failed": "rolling" if action.unit is None else f"unit {action.unit}",
-            "drift": f"units of {whom} run different builds",
-            "drift_over": f"units of {whom} run the same build again",
-            "stack_drift": f"{whom}: software differs",
-            "ranks": f"what ranks of unit {action.unit} say",
-            "stack_drift_over": f"{whom}: the software is the same again",
-            "answers_differ": f"answers of unit {action.unit} differ",
-            "answers_agree": f"answers of unit {action.unit} no longer differ",
-            "impossible_usage": f"unit {action.unit} told more tokens than an answer can have",
-            "forged": f"not believed in Redis, about {'rolls' if action.cell is None else whom}",
-            "corrupted": f"unit {action.unit} has corrupted requests (NaN)",
-            "refuses": f"unit {action.unit}",
-            "canary_refused": f"unit {action.unit} refuses canaries",
-            "poison_lifted": f"a prompt is no longer refused, by {action.by}",
-        }[action.kind]
+    line = _ACTIONS[action.kind].line.format(
+        by=action.by,
+        unit=action.unit,
+        whom=whom,
+        units="units are" if action.unit is None else f"unit {action.unit} is",
+        rolled="rolling" if action.unit is None else f"unit {action.unit}",
+        forged="rolls" if action.cell is None else whom,
     )
     line += f": {action.detail}" if action.detail else ""
     event = {"kind": action.kind, "unit": action.unit, "by": action.by, "line": line}

@@ -5,14 +5,21 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 import pytest
 
 from cellgate.proxy.app import App
 from cellgate.proxy.config.load_process import ConfigError
 from cellgate.proxy.observe.defects import PLACES_KEPT, REPORT_EVERY_S, Defects
-from cellgate.proxy.observe.events import FLIPS_A_MINUTE, FOLLOWER_BACKLOG, KEPT, Action, EventLog
+from cellgate.proxy.observe.events import (
+    FLIPS_A_MINUTE,
+    FOLLOWER_BACKLOG,
+    KEPT,
+    Action,
+    ActionKind,
+    EventLog,
+)
 from cellgate.proxy.request.response import Response
 from cellgate.router.board import Flip
 from cellgate.router.nouns import Ask, Evidence, Sign, Strength, Unit, Verdict
@@ -46,6 +53,14 @@ def test_a_unit_that_goes_down_gets_one_line_with_reason_and_what_comes_next() -
             "unit; it returns after 2 canaries pass",
         )
     ]
+
+
+def test_each_kind_of_action_has_words_and_a_level() -> None:
+    events, lines = make()
+    for kind in get_args(ActionKind):
+        events.add(Action(kind, "gate", "a1", "{why}", cell="a"))
+    assert len(lines) == len(get_args(ActionKind)) == len(events.last())
+    assert all(line.endswith(": {why}") and "None" not in line for _, line in lines)
 
 
 def test_what_became_of_the_requests_is_in_the_event_and_told_once() -> None:
