@@ -263,19 +263,23 @@ def at(path: str, model: str) -> str:
     return path.replace("{model}", quote(model, safe=""))
 
 
-def parsed(body: bytes) -> Any:
-    """The JSON in `body`; None when there is none."""
+def parsed(text: bytes | str) -> Any:
+    """The JSON in `text`; None when there is none."""
     try:
-        return orjson.loads(body)
+        return orjson.loads(text)
     except orjson.JSONDecodeError:
         return None
 
 
+def object_of(text: bytes) -> dict[str, Any] | None:
+    """The JSON object in `text`; None when there is none."""
+    found = parsed(text)
+    return found if isinstance(found, dict) else None
+
+
 def fingerprint_of(body: bytes) -> str:
     """`system_fingerprint` in an answer of OpenAI's API; empty when there is none, or an absurd one."""
-    reply = parsed(body)
-    found = reply.get("system_fingerprint") if isinstance(reply, dict) else None
-    return short_text(found)
+    return short_text((object_of(body) or {}).get("system_fingerprint"))
 
 
 def short_text(found: Any) -> str:
@@ -356,8 +360,7 @@ def why_no_answer(api: Api, reply: Reply, *, stream: bool) -> str:
 
 
 def _is_error(data: bytes) -> bool:
-    event = parsed(data.strip())
-    return isinstance(event, dict) and bool(event.get("error"))
+    return bool((object_of(data.strip()) or {}).get("error"))
 
 
 def _named(model: str, **rest: Any) -> dict[str, Any]:

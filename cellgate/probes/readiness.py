@@ -25,7 +25,7 @@ from cellgate.probes.base import (
     rested_s,
     words_in,
 )
-from cellgate.probes.engines import HoldQuestion, engine, parsed
+from cellgate.probes.engines import HoldQuestion, engine, object_of
 from cellgate.router.nouns import (
     EnginePause,
     Evidence,
@@ -280,8 +280,8 @@ async def _answer(context: ProbeContext, question: HoldQuestion) -> HoldKind | _
             return _Says.NO if reply.status == 200 else _Says.NOTHING
         beside = await context.fetch(question.method, question.but, timeout_s=ASK_S)
         return question.kind if beside.status == 200 else _Says.NO
-    found = parsed(reply.body) if reply.status == 200 else None
-    flag = found.get(question.flag) if isinstance(found, dict) else None
+    found = object_of(reply.body) if reply.status == 200 else None
+    flag = found.get(question.flag) if found else None
     if flag is True:
         return question.kind
     return _Says.NO if flag is False else _Says.NOTHING

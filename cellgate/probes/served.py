@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
 
 from cellgate.probes.base import REST_LONG_S, REST_SAME_S, Fetch, FetchError, ProbeContext, rested_s
-from cellgate.probes.engines import OWNERS, engine, parsed, short_text
+from cellgate.probes.engines import OWNERS, engine, object_of, parsed, short_text
 from cellgate.router.nouns import USABLE, Build, Built, Finding, ModelCards, Models, Served
 
 _ABSENT = "absent"
@@ -66,8 +66,8 @@ async def _ask_page(context: ProbeContext, page: tuple[str, str], timeout_s: flo
     """What the page shows as the version, or nothing, and its status. Raises FetchError."""
     path, name = page
     reply = await context.fetch("GET", path, timeout_s=timeout_s)
-    shown = parsed(reply.body) if reply.status == 200 else None
-    return short_text(shown.get(name)) if isinstance(shown, dict) else "", reply.status
+    shown = object_of(reply.body) if reply.status == 200 else None
+    return short_text(shown.get(name)) if shown else "", reply.status
 
 
 _NUMBERS, _TEXTS = ("created", "max_model_len"), ("owned_by", "root", "parent")

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import orjson
 
 from cellgate.extras import part_of
+from cellgate.probes.engines import object_of
 from cellgate.proxy.admission.keys import KeyChecker, KeyFollower
 from cellgate.proxy.admission.limits import KeyCounts, LimitLedger, UsageRecord
 from cellgate.proxy.config.extras import how_to_install
@@ -224,11 +225,8 @@ def rows_of(path: str) -> Iterator[dict[str, object]]:
     """The lines of a usage log, but for those that are none. Raises OSError."""
     with Path(path).open("rb") as file:
         for line in file:
-            try:
-                found = orjson.loads(line)
-            except orjson.JSONDecodeError:
-                continue
-            if isinstance(found, dict) and all(name in found for name in USAGE_COLUMNS):
+            found = object_of(line)
+            if found is not None and all(name in found for name in USAGE_COLUMNS):
                 yield found
 
 

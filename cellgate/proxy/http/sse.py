@@ -11,7 +11,7 @@ import re
 from itertools import pairwise
 from typing import Any
 
-import orjson
+from cellgate.probes.engines import object_of, parsed
 
 WORKING = b": the unit is still working\n\n"
 """A comment that keeps a client's connection warm."""
@@ -137,11 +137,8 @@ def is_aborted(data: bytes) -> bool:
     """
     if ABORT not in data and NO_STOP not in data:
         return False
-    try:
-        said: Any = orjson.loads(data if data.lstrip().startswith(b"{") else payload(data) or b"")
-    except orjson.JSONDecodeError:
-        return False
-    if not isinstance(said, dict):
+    said = object_of(data if data.lstrip().startswith(b"{") else payload(data) or b"")
+    if said is None:
         return False
     delta, choices = said.get("delta"), said.get("choices")
     if isinstance(delta, dict) and delta.get("stop_reason", "") is None:
@@ -341,13 +338,8 @@ class JsonSkim:
     def _taken(self) -> Any:
         """The value that was read; None: it is none, or too long."""
         value, self._value = self._value, None
-        if value is None:
-            return None
-        try:
-            # An event may have its object in several lines of data; a string has no line ends.
-            return orjson.loads(value.replace(b"\ndata:", b"\n"))
-        except orjson.JSONDecodeError:
-            return None
+        # An event may have its object in several lines of data; a string has no line ends.
+        return None if value is None else parsed(value.replace(b"\ndata:", b"\n"))
 
     # -- what is skipped -----------------------------------------------------------------------------------
 

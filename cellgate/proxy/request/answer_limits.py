@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import orjson
+from cellgate.probes.engines import parsed
 
 ANSWERS_MAX = 1 << 16
 """More answers of one request are not reckoned with."""
@@ -131,18 +131,11 @@ def _held(data: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
         if name in data:
             value = data[name]
             if type(value) is str and len(value) <= _STRING_CHARS:
-                value = _parsed(value)
+                value = parsed(value)
             held[name] = [
                 each for each in (value if isinstance(value, list) else [value]) if type(each) is dict
             ]
     return held
-
-
-def _parsed(text: str) -> Any:
-    try:
-        return orjson.loads(text)
-    except orjson.JSONDecodeError:
-        return None
 
 
 def _found(

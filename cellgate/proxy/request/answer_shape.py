@@ -18,7 +18,7 @@ from typing import Any
 
 import orjson
 
-from cellgate.probes.engines import GENERATED
+from cellgate.probes.engines import GENERATED, object_of
 from cellgate.proxy.http.sse import payload, split, tells_error
 
 _ANYTHING_BUT_SPACE = re.compile(rb"\S")
@@ -263,11 +263,8 @@ def _is_idle(data: bytes | None) -> bool:
     """Whether the data of one event, or a comment, shows no work."""
     if data is None or data.strip() in (b"", b"[DONE]"):
         return True
-    try:
-        event: Any = orjson.loads(data)
-    except orjson.JSONDecodeError:
-        return False
-    if not isinstance(event, dict) or event.get("error"):
+    event = object_of(data)
+    if event is None or event.get("error"):
         return False
     if event.get("type") in _BEFOREGENERATED:
         return GENERATED.search(data) is None

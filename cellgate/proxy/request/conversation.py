@@ -16,9 +16,9 @@ from collections.abc import Iterable, Sequence
 from itertools import chain, islice
 from typing import Any, NamedTuple
 
-import orjson
 from xxhash import xxh3_64_intdigest
 
+from cellgate.probes.engines import object_of, parsed
 from cellgate.proxy.config.limits import LIMITS
 from cellgate.proxy.request.body import BYTES_PER_TOKEN, ask_of, is_large
 from cellgate.proxy.request.body_shape import NAMES, USUAL, shape_of_body
@@ -195,12 +195,9 @@ def _read_frame(body: bytes, begin: int, end: int, route: str) -> Frame:
     text = b"".join((body[:begin], _MARKED, body[end:]))
     if len(text) > FRAME_BYTES or is_large(text):
         raise UnusualError
-    try:
-        data: Any = orjson.loads(text)
-    except orjson.JSONDecodeError:
-        raise UnusualError from None
+    data = object_of(text)
     # Nobody knows the mark: where it is found, the messages are, and no other field of this name follows.
-    if not isinstance(data, dict) or data.get(name) != [_HISTORY_MARK]:
+    if data is None or data.get(name) != [_HISTORY_MARK]:
         raise UnusualError
     model = data.get("model")
     if (type(model) is not str or len(model) > LIMITS.name_chars) and model is not None:
@@ -273,12 +270,9 @@ def _messages_in(body: bytes, at: int, cut: int, *, is_first: bool) -> list[dict
         if comma is None:
             raise UnusualError
         at = comma.end()
-    try:
-        # As deep as they are in the body.
-        lists = orjson.loads(b"".join((b"[[", memoryview(body)[at:cut], b"]]")))
-    except orjson.JSONDecodeError:
-        return None
-    if len(lists) != 1 or not lists[0]:
+    # As deep as they are in the body.
+    lists = parsed(b"".join((b"[[", memoryview(body)[at:cut], b"]]")))
+    if lists is None or len(lists) != 1 or not lists[0]:
         return None
     messages: list[dict[str, Any]] = lists[0]
     if not all(type(message) is dict for message in messages):

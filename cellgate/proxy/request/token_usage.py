@@ -11,6 +11,7 @@ from typing import Any
 
 import orjson
 
+from cellgate.probes.engines import object_of, parsed
 from cellgate.proxy.config.limits import LIMITS
 from cellgate.proxy.http.sse import JsonSkim
 from cellgate.proxy.request.answer_limits import ANSWER_TOKENS_MAX, RULES, limit_of
@@ -119,9 +120,7 @@ def longest_answer(ask: Ask, body: bytes, engine: str) -> int:
     """
     if body.lstrip()[:1] != b"{" or is_large(body):
         return ask.max_tokens
-    try:
-        data = orjson.loads(body)
-    except orjson.JSONDecodeError:
+    if (data := object_of(body)) is None:
         return ask.max_tokens
     engines = [engine] if engine in RULES else [name for name in RULES if ask.route in RULES[name]]
     limits = [limit_of(each, data, ask.route) for each in engines]
@@ -143,10 +142,7 @@ def read_usage(body: bytes) -> Usage | None:
         skim = JsonSkim()
         skim.feed(body)
         return usage_of(reported_in(skim.document()))
-    try:
-        document = orjson.loads(body)
-    except orjson.JSONDecodeError:
-        return None
+    document = parsed(body)
     if isinstance(document, list):
         return usage_of(reported_in_batch(document))
     return usage_of(reported_in(document)) if isinstance(document, dict) else None

@@ -15,8 +15,8 @@ from typing import Any
 
 import orjson
 
+from cellgate.probes.engines import object_of
 from cellgate.proxy.http.sse import BOM, JsonSkim, payload, repeats_request
-from cellgate.proxy.resume.blocks import object_of
 from cellgate.proxy.resume.transcript import DONE
 from cellgate.router.unit_state import NO_ENDS, EventEnds
 

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 
 import orjson
 
+from cellgate.probes.engines import object_of
 from cellgate.proxy.config.limits import LIMITS, reached
 from cellgate.proxy.http.sse import WORKING, payload, split
 from cellgate.proxy.resume.eligible import OPEN, SAMPLED
@@ -276,15 +277,6 @@ class Reader(Protocol):
 
     def head_of(self, document: dict[str, Any]) -> dict[str, Any]:
         """The object that a BEGIN, OPEN or CLOSE carries."""
-
-
-def object_of(data: bytes) -> dict[str, Any] | None:
-    """The JSON object in `data`; None when there is none."""
-    try:
-        document = orjson.loads(data)
-    except orjson.JSONDecodeError:
-        return None
-    return document if isinstance(document, dict) else None
 
 
 def field(document: dict[str, Any], name: str) -> dict[str, Any]:

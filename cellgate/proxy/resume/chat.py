@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from cellgate.probes.engines import object_of
 from cellgate.proxy.config.limits import reached
 from cellgate.proxy.http.call import Call
 from cellgate.proxy.http.errors import Failure, FailureKind
@@ -20,7 +21,6 @@ from cellgate.proxy.http.request import Request
 from cellgate.proxy.http.sse import WORKING, extra_field, payload
 from cellgate.proxy.http.unit import Pool
 from cellgate.proxy.observe.counters import ResumeKind
-from cellgate.proxy.resume.blocks import object_of
 from cellgate.proxy.resume.eligible import (
     AGAIN,
     LONG_STOPS,
@@ -311,11 +311,7 @@ def _is_role(choice: dict[str, Any]) -> bool:
 
 
 def _object(data: bytes) -> dict[str, Any]:
-    try:
-        document = orjson.loads(data)
-    except orjson.JSONDecodeError:
-        document = None
-    if not isinstance(document, dict):
+    if (document := object_of(data)) is None:
         raise MismatchError("an event that is not a JSON object")
     return document
 

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import orjson
 from xxhash import xxh3_64_hexdigest
 
+from cellgate.probes.engines import object_of
 from cellgate.proxy.config.limits import LIMITS, reached
 from cellgate.proxy.http.sse import extra_field, payload, split
 from cellgate.proxy.observe.counters import ResumeKind
@@ -182,10 +183,7 @@ class CountLog:
         return b""
 
     def _count(self, name: str) -> int:
-        try:
-            reported = orjson.loads(self._reported).get(name)
-        except orjson.JSONDecodeError:
-            return 0
+        reported = (object_of(self._reported) or {}).get(name)
         return reported if type(reported) is int else 0
 
 
@@ -353,11 +351,8 @@ class Transcript:
         return None if self.finish or document.get("usage") else grown
 
     def _parse(self, data: bytes, event: bytes) -> None:
-        try:
-            document = orjson.loads(data)
-        except orjson.JSONDecodeError:
-            document = None
-        if not isinstance(document, dict):
+        document = object_of(data)
+        if document is None:
             self.unsupported = "an event that is not a JSON object"
             return
         before = self.shown.size
