@@ -154,27 +154,25 @@ def comparing_speeds(states: Collection[UnitState]) -> Iterator[list[UnitState]]
     """Compare the units of each cell with each other, some at each step; gives those whose `degraded` came or
     went.
     """
+    each = _comparing(states)
+    while step := list(islice(each, COMPARED_AT_ONCE)):
+        yield [state for state, has_changed in step if has_changed]
+
+
+def _comparing(states: Collection[UnitState]) -> Iterator[tuple[UnitState, bool]]:
+    """Each unit when its speed is read, and when it is compared: whether its `degraded` came or went."""
     cells: dict[str, list[tuple[UnitState, Speed]]] = {}
-    changed: list[UnitState] = []
-    for number, state in enumerate(states):
-        if number and number % COMPARED_AT_ONCE == 0:
-            yield changed
-            changed = []
+    for state in states:
+        before = state.outlier.degraded
         if (speed := state.speed()) is not None:
             cells.setdefault(state.unit.cell, []).append((state, speed))
-        elif state.outlier.degraded:
+        elif before:
             state.outlier = fade(state.outlier)
-            if not state.outlier.degraded:
-                changed.append(state)
+        yield state, bool(before) is not bool(state.outlier.degraded)
     for rows in cells.values():
         for number, (state, speed) in enumerate(rows if len(rows) > 1 else ()):
-            if number and number % COMPARED_AT_ONCE == 0:
-                yield changed
-                changed = []
             before, state.outlier = state.outlier, compare(state.outlier, speed, _some_others(rows, number))
-            if bool(before.degraded) is not bool(state.outlier.degraded):
-                changed.append(state)
-    yield changed
+            yield state, bool(before.degraded) is not bool(state.outlier.degraded)
 
 
 def _some_others(rows: Sequence[tuple[UnitState, Speed]], own: int) -> list[Speed]:

@@ -688,11 +688,6 @@ class AnswerLengths:
         self._all = _Length(FIRST_ANSWER_TOKENS)
         self._means: dict[str | None, _Length] = {}
 
-    @property
-    def mean(self) -> float:
-        """Of all models."""
-        return self._all.value
-
     def expected(self, model: str | None, limit: int = 0) -> float:
         """Expected tokens of an answer of `model`, at most `limit` (`max_tokens`; 0: none was set)."""
         mean = (self._means.get(model) or self._all).value

@@ -188,10 +188,6 @@ class AdminPort:
             sock.close()
 
 
-def _nobody_looks(_unit: str, _probe: str) -> float | None:
-    return None
-
-
 @dataclass(frozen=True, slots=True)
 class AdminView:
     """`set_drain(unit, drained)` is False when there is no such unit; `due_s(unit, probe)` is in how many
@@ -212,7 +208,7 @@ class AdminView:
     token: Callable[[], str | None]
     peers: Peers
     explain: Explain
-    due_s: Callable[[str, str], float | None] = _nobody_looks
+    due_s: Callable[[str, str], float | None] = lambda _unit, _probe: None
     queue_size: Callable[[], int] = int
     poison: Containment | None = None
     full: Callable[[], bool] = bool

@@ -49,10 +49,6 @@ LARGE_PERIOD_S = 230.0
 """All units of a large fleet are compared so often: about as often as they take turns."""
 
 
-def _period_s(board: Board, usual_s: float) -> float:
-    return LARGE_PERIOD_S if board.attention.is_large else usual_s
-
-
 class DriftWatch:
     """The comparison for one gate."""
 
@@ -67,7 +63,7 @@ class DriftWatch:
         """Compare the builds of all units, now and then."""
         if now < self._compare_at:
             return
-        self._compare_at = now + _period_s(self._board, DRIFT_PERIOD_S)
+        self._compare_at = now + (LARGE_PERIOD_S if self._board.attention.is_large else DRIFT_PERIOD_S)
         differing = other_builds(self._board)
         cells: dict[str, dict[str, str]] = {}
         for state in self._board:

@@ -99,7 +99,7 @@ class Plane:
         self._loop, self.settings = loop, settings
         self.events, self.now = events, loop.time
         self.ticker = ticker
-        self.board = Board(settings.rules)
+        self.board = board = Board(settings.rules)
         self.router = Router(self.board, POLICIES[settings.policy](), rng, Queue(settings.queue))
         self.metrics, self.generations = Metrics(self.board), GenAiMetrics()
         self.reach, self.helpers = self._make_reach(unit_tls), self._make_helpers()
@@ -109,7 +109,7 @@ class Plane:
         self.link_watch = LinkWatch(self.board, events, loop.time)
         self._rare_events = RareEvents(events, loop.time)
         self.hold_watch = self._make_hold_watch()
-        self.refused_watch = self._make_refused_watch()
+        self.refused_watch = RefusedWatch(board, events, self.prober.observe, self.fetch_of, self.now)
         self.engine_controller = self._make_engine_controller()
         self.containment = self._make_containment()
         self.stored = StoredResponses(self.board, keyed=settings.keys is not None)
@@ -119,7 +119,7 @@ class Plane:
         self.replacement = self._make_replacement()
         self.routing = RoutingMetrics(self.board, self.router.queue)
         self.last_requests = LastRequests()
-        self.capacity, self.starts = self._make_capacity()
+        self.capacity, self.starts = Capacity(board, events.add, self.now), Starts(board, events.add)
         self.history = History(self.metrics, self.routing.completion_tokens, self.waiting)
         self.orca = Orca(self.board, self.metrics.responses, self.waiting)
         self.on_flip: list[Callable[[Flip], object]] = []
@@ -172,9 +172,6 @@ class Plane:
         self.prober.on_pause = watch.hear
         return watch
 
-    def _make_refused_watch(self) -> RefusedWatch:
-        return RefusedWatch(self.board, self.events, self.prober.observe, self.fetch_of, self.now)
-
     def _make_engine_controller(self) -> EngineController:
         wait_s = self.settings.timeouts.drain_s
         return EngineController(self.fetch_of, self.set_drain, self.hold_watch, wait_s)
@@ -188,9 +185,6 @@ class Plane:
         # With Redis as their source, units change their address with the gate that they are reached through.
         keeps = not any(isinstance(source, RedisSource) for source in sources)
         return Replacement(self.board, self.events, drain_s, self.configure, keeps=keeps)
-
-    def _make_capacity(self) -> tuple[Capacity, Starts]:
-        return Capacity(self.board, self.events.add, self.now), Starts(self.board, self.events.add)
 
     def _make_prober(self, rng: random.Random) -> Prober:
         settings = self.settings

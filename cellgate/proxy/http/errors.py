@@ -251,11 +251,6 @@ def error_body(failure: Failure) -> bytes:
     return orjson.dumps({"error": error})
 
 
-def error_event(failure: Failure) -> bytes:
-    """The SSE event that ends a stream with an error after the commit."""
-    return b"data: " + error_body(failure) + b"\n\n"
-
-
 def for_client(failure: Failure, unit: str, *, committed: bool) -> Failure:
     """A unit's failure for the client: which unit, in which phase, where to read more; but no address."""
     phase = "in the middle of its answer" if committed else "before it answered"
@@ -311,11 +306,12 @@ def _responses_event(failure: Failure, number: int) -> bytes:
     return b"event: error\ndata: %b\n\n" % orjson.dumps(error)
 
 
-def _plain_event(failure: Failure, _number: int) -> bytes:
-    return error_event(failure)
+def error_event(failure: Failure, _number: int = 0) -> bytes:
+    """The SSE event that ends a stream with an error after the commit."""
+    return b"data: " + error_body(failure) + b"\n\n"
 
 
-OPENAI = ErrorShape(error_body, _plain_event)
+OPENAI = ErrorShape(error_body, error_event)
 _ERROR_SHAPES = {
     "messages": ErrorShape(_messages_body, _messages_event),
     "responses": ErrorShape(error_body, _responses_event),

@@ -108,7 +108,7 @@ class ClientConnection(asyncio.Protocol):
             intake = self._intake
             failure = intake.feed(data)
             if failure is not None:
-                self._reject(failure)
+                self.reject(failure)
             if self.exchange is not None or self._write_paused:
                 self._queued_bytes += len(data)
                 self.update_reading()
@@ -143,7 +143,7 @@ class ClientConnection(asyncio.Protocol):
             if not intake.queue and intake.unread and not self._ended and not intake.awaiting_memory:
                 cost = intake.resume_parsing()
                 if intake.failure is not None:
-                    self._reject(intake.failure)
+                    self.reject(intake.failure)
             self.serve()
         except Exception as error:
             self.crashed("the bytes of a client could not be processed", error)
@@ -243,7 +243,7 @@ class ClientConnection(asyncio.Protocol):
         """A defect of the gate's own, in no exchange: what was being read is answered 500, in its turn."""
         self._host.defect(what, error)
         try:
-            self._reject(Failure(FailureKind.INTERNAL, "the gate failed on this request; see its log"))
+            self.reject(Failure(FailureKind.INTERNAL, "the gate failed on this request; see its log"))
         except Exception as another:
             self._host.defect(what, another)
             self.cut()
@@ -300,7 +300,7 @@ class ClientConnection(asyncio.Protocol):
         """Close an idle connection, to make room for others."""
         if self._intake.in_head:
             why = "the request's head did not arrive while others waited"
-            self._reject(Failure(FailureKind.HEAD_TIMEOUT, why))
+            self.reject(Failure(FailureKind.HEAD_TIMEOUT, why))
         else:
             self.close()
 
@@ -319,7 +319,7 @@ class ClientConnection(asyncio.Protocol):
         elif self._host.memory.is_short and self._intake.is_stalled(now):
             reached("body_stall_s")
             why = f"the request's {too_slow(LIMITS.body_stall_s)} while others waited for memory"
-            self._reject(Failure(FailureKind.BODY_TIMEOUT, why))
+            self.reject(Failure(FailureKind.BODY_TIMEOUT, why))
 
     def _is_awaited(self) -> bool:
         """Whether others wait for the slot that its answer holds."""
@@ -354,7 +354,7 @@ class ClientConnection(asyncio.Protocol):
         if self._ended:
             self.cut()
         elif (failure := self._intake.overdue(self._host.now())) is not None:
-            self._reject(failure)
+            self.reject(failure)
         elif self._intake.request is None:
             self.close()
         self.serve()
@@ -417,11 +417,7 @@ class ClientConnection(asyncio.Protocol):
             self._host.memory.release(request)
             self.crashed("a request could not be started", error)
 
-    def refuse_body(self, failure: Failure) -> None:
-        """The body that is being read is not read to its end."""
-        self._reject(failure)
-
-    def _reject(self, failure: Failure) -> None:
+    def reject(self, failure: Failure) -> None:
         """Stop parsing; the failure is answered in its turn."""
         if self._ended:
             return
@@ -645,7 +641,7 @@ class Intake(RequestReader):
         why = (
             "others wait for memory, of which bodies of this client hold most; send fewer at once, or faster"
         )
-        self._client.refuse_body(Failure(FailureKind.BODY_TIMEOUT, why))
+        self._client.reject(Failure(FailureKind.BODY_TIMEOUT, why))
 
     def overdue(self, now: float) -> Failure | None:
         """The deadline has passed: what is wrong with the request that is read, if its time is over."""

@@ -28,14 +28,13 @@ from cellgate.proxy.observe.counters import (
     TALLIES,
     TTFT,
     TTFT_BOUNDS_S,
-    Counted,
     Histogram,
     Metrics,
     TallyKey,
     counted_gaps,
 )
 from cellgate.proxy.observe.defects import DEFECTS
-from cellgate.proxy.observe.families import MetricRow, counter, gauge, one_counter, one_gauge
+from cellgate.proxy.observe.families import counter, gauge, one_counter, one_gauge
 from cellgate.proxy.observe.routing_metrics import UnitHistograms, UnitSource
 from cellgate.router.board import Board
 from cellgate.router.departures import is_draining
@@ -72,7 +71,7 @@ class Exposition:
             "build_info",
             "Constant 1; the labels describe the running gate.",
             ("version", "python"),
-            [_build()],
+            [((VERSION, platform.python_version()), 1)],
         )
         yield from self._gate()
         yield from self._units()
@@ -217,10 +216,6 @@ the known prompt differ, whether or not it is out for them.
 """
 
 
-def _build() -> MetricRow:
-    return (VERSION, platform.python_version()), 1
-
-
 # Metrics of agents, of what load balancers are told, of the access log, and of the gate as one engine. Each
 # is registered where its subject is created, so one without a subject shows nothing.
 
@@ -306,7 +301,7 @@ class Traffic:
             "inter_token_latency_seconds",
             "Between two pieces of a stream as the unit sent them.",
             [bound_ms / 1000 for bound_ms in GAP_BOUNDS_MS],
-            _gaps_of,
+            lambda state: counted_gaps(state.gaps_ms),
             has_means=True,
         )
         self._duration = UnitHistograms(
@@ -401,10 +396,6 @@ class Traffic:
         yield from self._ttft.collect(ttft)
         yield from self._gaps.collect(gaps)
         yield from self._duration.collect(duration)
-
-
-def _gaps_of(state: UnitState) -> Counted:
-    return counted_gaps(state.gaps_ms)
 
 
 # The last hour of the gate in a few rows of numbers, for the plots of the status page.

@@ -9,7 +9,7 @@ from cellgate.proxy.http.heads import RANK_FIELD
 if TYPE_CHECKING:
     from cellgate.proxy.http.client import ResponseClient
     from cellgate.proxy.http.request import Request
-from cellgate.proxy.request.response import Response
+    from cellgate.proxy.request.response import Response
 
 _HEAD_FOR_UNIT = (
     b"%b %b HTTP/1.1\r\n%b%bx-forwarded-for: %b\r\nx-forwarded-proto: %b\r\nx-forwarded-host: %b\r\n"
