@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
 
-from tests.house import clocks, layout, names, ports, rooms, shapes, topics, words
+from tests.house import clocks, fields, layout, names, ports, rooms, shapes, topics, words
 from tests.house.source import FOLDERS, Finding, Source, sources
 
 OF_A_FILE: dict[str, Callable[[Source], list[Finding]]] = {
@@ -26,6 +26,7 @@ OF_THE_WHOLE: dict[str, Callable[[], list[Finding]]] = {
     "names that mean two things": names.names_twice,
     "files of one name": names.files_twice,
     "subclasses of what is composed": shapes.subclasses,
+    "fields that nobody reads": fields.fields_unread,
 }
 
 
