@@ -16,7 +16,6 @@ counts as neither idle nor lost, but like its peers, and a little more.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import inf
 from statistics import median
 from typing import NamedTuple
@@ -48,36 +47,29 @@ would be larger than all that is known of the unit. 2 is too few where prompts a
 _COST_TOKENS_MAX = 1e9
 
 
-@dataclass(frozen=True, slots=True)
-class CostRules:
-    """The parameters of costs.
-
-    prefill_beside (0.3): what a second of prefill costs each sequence that is decoded meanwhile. Less than
-    a second, because waiting for a first token is worse than a pause in an answer.
-    evict_share (0.5): tokens new to a prefix cache evict as many, a share of which must be computed again:
-    this share if the recent writes are those of the unit's peers, less if there were fewer.
-    Without it, a unit that holds a common prefix gets all conversations, and other caches stay unused.
-    report_half_life_s (2): at this age a report counts half, and the median of the unit's peers the other
-    half. unknown_s (0.02): added for a unit whose report is too old to count; nothing is added up to fresh_s
-    (4), because idle units are probed every 3 s.
-    error_s (5), error_max_s (60): error_s * p / (1 - p) is added for a share p of failures.
-    foreign_tokens (1000): the uncached prompt of another client's request, if the engine does not report it.
-    sequence_share (0.002): each more sequence makes a step longer by at least this share, so that idle units
-    are preferred even if batching costs nothing.
-    """
-
-    prefill_beside: float = 0.3
-    evict_share: float = 0.5
-    report_half_life_s: float = 2.0
-    unknown_s: float = 0.02
-    fresh_s: float = 4.0
-    error_s: float = 5.0
-    error_max_s: float = 60.0
-    foreign_tokens: float = 1000.0
-    sequence_share: float = 0.002
-
-
-COSTS = CostRules()
+PREFILL_BESIDE = 0.3
+"""What a second of prefill costs each sequence that is decoded meanwhile. Less than a second, because waiting
+for a first token is worse than a pause in an answer.
+"""
+NEW_EVICT_SHARE = 0.5
+"""Tokens new to a prefix cache evict as many, a share of which must be computed again: this share if the
+recent writes are those of the unit's peers, less if there were fewer. Without it, a unit that holds a common
+prefix gets all conversations, and other caches stay unused.
+"""
+REPORT_HALF_LIFE_S = 2.0
+"""At this age a report counts half, and the median of the unit's peers the other half."""
+COST_UNKNOWN_S, REPORT_FRESH_S = 0.02, 4.0
+"""The first is added for a unit whose report is too old to count; nothing up to the second, because idle
+units are probed every 3 s.
+"""
+COST_ERROR_S, COST_ERROR_MAX_S = 5.0, 60.0
+"""COST_ERROR_S * p / (1 - p) is added for a share p of failures, and no more than the second."""
+FOREIGN_TOKENS = 1000.0
+"""The uncached prompt of another client's request, if the engine does not report it."""
+LEAST_SEQUENCE_SHARE = 0.002
+"""Each more sequence makes a step longer by at least this share, so that idle units are preferred even if
+batching costs nothing.
+"""
 
 
 class OtherLoad(NamedTuple):
@@ -224,19 +216,19 @@ class Usual(NamedTuple):
     written: float
 
 
-def usual_of(units: Sequence[Facts], rules: CostRules) -> Usual:
+def usual_of(units: Sequence[Facts]) -> Usual:
     reports = [facts.report for facts in units if facts.report is not None]
-    fresh = [report for report in reports if report.age_s <= rules.report_half_life_s]
+    fresh = [report for report in reports if report.age_s <= REPORT_HALF_LIFE_S]
     is_sized = all(facts.kv_tokens for facts in units)
     written = sum(facts.written_tokens / (facts.kv_tokens if is_sized else 1) for facts in units)
-    return Usual(_usual(fresh or reports or [_IDLE], rules), is_sized, written / max(len(units), 1))
+    return Usual(_usual(fresh or reports or [_IDLE]), is_sized, written / max(len(units), 1))
 
 
-def cost_terms(units: Sequence[Facts], rules: CostRules, usual: Usual | None = None) -> list[CostTerms]:
+def cost_terms(units: Sequence[Facts], usual: Usual | None = None) -> list[CostTerms]:
     """The forecasts of units that stand in for each other; `usual`: of their fleet, if it has more."""
-    usual = usual or usual_of(units, rules)
-    others = _waiting_tokens(usual.report, rules)
-    return [_terms_of(facts, usual.report, others, _written(facts, usual), rules) for facts in units]
+    usual = usual or usual_of(units)
+    others = _waiting_tokens(usual.report)
+    return [_terms_of(facts, usual.report, others, _written(facts, usual)) for facts in units]
 
 
 def terms(
@@ -305,7 +297,7 @@ def price(unit: CostTerms, rates: Rates, *, is_sure: bool) -> FixedCost:
     )
 
 
-def _usual(reports: Sequence[OtherLoad], rules: CostRules) -> OtherLoad:
+def _usual(reports: Sequence[OtherLoad]) -> OtherLoad:
     """The median of units."""
     return OtherLoad(
         waiting=median([report.waiting for report in reports]),
@@ -315,7 +307,7 @@ def _usual(reports: Sequence[OtherLoad], rules: CostRules) -> OtherLoad:
         # Nothing waits at most units, and there may be thousands.
         waiting_tokens=median(
             [
-                _waiting_tokens(report, rules) if report.waiting or report.waiting_tokens else 0.0
+                _waiting_tokens(report) if report.waiting or report.waiting_tokens else 0.0
                 for report in reports
             ]
         ),
@@ -329,29 +321,29 @@ def _written(facts: Facts, usual: Usual) -> float:
     return facts.written_tokens / (facts.kv_tokens or 1 if usual.is_sized else 1) / usual.written
 
 
-def _terms_of(facts: Facts, usual: OtherLoad, others: float, written: float, rules: CostRules) -> CostTerms:
+def _terms_of(facts: Facts, usual: OtherLoad, others: float, written: float) -> CostTerms:
     """`others` are the tokens that wait at a usual unit."""
     rates, own, trust, belief = facts.rates, facts.report or usual, 0.0, 0.0
     if facts.report is not None:
-        trust, late_s = _trust(own.age_s, rules), own.age_s - rules.fresh_s
-        belief = _trust(late_s, rules) if late_s > 0.0 else 1.0
+        trust, late_s = _trust(own.age_s), own.age_s - REPORT_FRESH_S
+        belief = _trust(late_s) if late_s > 0.0 else 1.0
     base_s, sequence_s = rates.steps.reckoned
     tokens_s = rates.prefill_tokens_s.reckoned
-    tokens, errors = _waiting_tokens(own, rules), facts.error_share
+    tokens, errors = _waiting_tokens(own), facts.error_share
     return CostTerms(
         tokens_s=tokens_s,
         token_s=1.0 / tokens_s,
         step_s=base_s,
-        sequence_s=max(sequence_s, rules.sequence_share * base_s),
-        slowdown_of_others_s=rules.prefill_beside / tokens_s,
+        sequence_s=max(sequence_s, LEAST_SEQUENCE_SHARE * base_s),
+        slowdown_of_others_s=PREFILL_BESIDE / tokens_s,
         slots=facts.slots,
         foreign_tokens=_blend(trust, tokens, others),
         foreign_batch=_blend(trust, own.waiting + own.running, usual.waiting + usual.running),
         kv_tokens=facts.kv_tokens,
         kv_reported=_blend(trust, own.kv_use, usual.kv_use) * facts.kv_tokens,
-        evict_share=rules.evict_share * written,
-        error_s=min(rules.error_s * errors / max(1.0 - errors, 1e-9), rules.error_max_s),
-        unknown_s=rules.unknown_s * (1.0 - belief),
+        evict_share=NEW_EVICT_SHARE * written,
+        error_s=min(COST_ERROR_S * errors / max(1.0 - errors, 1e-9), COST_ERROR_MAX_S),
+        unknown_s=COST_UNKNOWN_S * (1.0 - belief),
         far_s=facts.far_s,
         latency_s=rates.latency.reckoned_s(tokens_s),
     )
@@ -382,14 +374,14 @@ def _queue_penalty_s(slot_s: float, saved_s: float, decode_s: float) -> float:
     return min(LINE * max(slot_s - saved_s, 0.0), decode_s)
 
 
-def _trust(age_s: float, rules: CostRules) -> float:
+def _trust(age_s: float) -> float:
     """How much a report counts: 1 when it is new, half of it a half-life later."""
-    return float(0.5 ** (max(age_s, 0.0) / rules.report_half_life_s))
+    return float(0.5 ** (max(age_s, 0.0) / REPORT_HALF_LIFE_S))
 
 
-def _waiting_tokens(report: OtherLoad, rules: CostRules) -> float:
+def _waiting_tokens(report: OtherLoad) -> float:
     tokens = report.waiting_tokens
-    return min(report.waiting * rules.foreign_tokens if tokens is None else tokens, _COST_TOKENS_MAX)
+    return min(report.waiting * FOREIGN_TOKENS if tokens is None else tokens, _COST_TOKENS_MAX)
 
 
 def _blend(trust: float, own: float, others: float) -> float:

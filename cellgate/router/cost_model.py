@@ -13,7 +13,6 @@ from typing import NamedTuple, Protocol
 
 from cellgate.router.backlog import Backlog, Concurrency, CostInputs, Job, Prefilled, QueuedWork
 from cellgate.router.cost import (
-    COSTS,
     Cost,
     CostTerms,
     Expected,
@@ -69,7 +68,7 @@ class CostModel:
         self.facts_at = -inf
         self.known_guesses = -1
         """How many `guesses` there were when peers last learnt of it; -1: they have not."""
-        self.set_terms(cost_terms([self.facts], COSTS)[0])
+        self.set_terms(cost_terms([self.facts])[0])
         self.size(None, ALL_BLOCKS)
 
     def size(self, load: Load | None, share: int) -> None:

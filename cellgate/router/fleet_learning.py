@@ -13,7 +13,7 @@ from math import inf
 from operator import attrgetter
 
 from cellgate.router.attention import USUAL_S, Attention
-from cellgate.router.cost import COSTS, cost_terms, usual_of
+from cellgate.router.cost import cost_terms, usual_of
 from cellgate.router.cost_model import ALL_BLOCKS, RemoteLoad, expected_s
 from cellgate.router.error_share import ALSO_OF_OTHERS_S, Errors, compare_errors
 from cellgate.router.learning import Peer, learn_of_peers, learning_of_peers
@@ -108,9 +108,9 @@ def foresee(watched: Attention, others: Mapping[str, RemoteLoad], now: float) ->
         state.costs.size(state.load, ALL_BLOCKS // max(len(units), 1))
         state.costs.learn_facts(state.load, there, other_s, state.far_s, now)
     if is_due:
-        watched.usual, watched.usual_at = usual_of([state.costs.facts for state in units], COSTS), now
+        watched.usual, watched.usual_at = usual_of([state.costs.facts for state in units]), now
     facts = [state.costs.facts for state in due]
-    for state, one in zip(due, cost_terms(facts, COSTS, watched.usual), strict=True):
+    for state, one in zip(due, cost_terms(facts, watched.usual), strict=True):
         state.costs.set_terms(one)
 
 

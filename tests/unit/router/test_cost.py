@@ -10,10 +10,14 @@ from hypothesis import strategies as st
 
 from cellgate.router.backlog import Backlog, Job, Prefilled
 from cellgate.router.cost import (
+    COST_ERROR_MAX_S,
+    COST_UNKNOWN_S,
+    FOREIGN_TOKENS,
     KV_MAX_S,
     LINE,
+    NEW_EVICT_SHARE,
+    PREFILL_BESIDE,
     Cost,
-    CostRules,
     CostTerms,
     Facts,
     OtherLoad,
@@ -23,7 +27,6 @@ from cellgate.router.cost import (
 from cellgate.router.learning import Rates
 
 law = settings(derandomize=True, deadline=None, max_examples=100)
-RULES = CostRules()
 NOW = 100.0
 
 
@@ -44,7 +47,7 @@ def cost(
 
 
 def alone(facts: Facts) -> CostTerms:
-    return cost_terms([facts], RULES)[0]
+    return cost_terms([facts])[0]
 
 
 def fresh(waiting: float = 0.0, running: float = 0.0, kv_use: float = 0.0, age_s: float = 0.0) -> OtherLoad:
@@ -89,7 +92,7 @@ sizes = st.integers(0, 10**7)
 def test_a_cost_is_positive_finite_and_the_sum_of_its_terms(
     units: list[Facts], backlog: Backlog, prompt: int, cached: int, spared: int
 ) -> None:
-    for unit in cost_terms(units, RULES):
+    for unit in cost_terms(units):
         here = cost(unit, backlog, prompt, cached, spared=spared)
         assert 0.0 < here.total_s < math.inf
         assert all(0.0 <= term < math.inf for term in here._replace(shared_s=0.0))
@@ -114,7 +117,7 @@ def test_more_work_or_less_cache_is_never_cheaper(
 @given(units=st.lists(facts, min_size=2, max_size=5))
 def test_what_a_unit_is_held_to_have_lies_between_its_own_word_and_its_peers(units: list[Facts]) -> None:
     heard = [facts.report.running + facts.report.waiting for facts in units if facts.report is not None]
-    for unit in cost_terms(units, RULES):
+    for unit in cost_terms(units):
         low, high = min(heard, default=0.0), max(heard, default=0.0)
         assert low * 0.5 - 1e-6 <= unit.foreign_batch <= high * 2.0 + 1e-6
 
@@ -128,7 +131,7 @@ def test_what_is_ahead_is_waited_for_and_what_the_unit_does_not_hold_is_computed
     everything = cost_of(Facts(rates(1000.0)), prompt=500, cached=600)
     assert everything.prefill_s == pytest.approx(0.001)
     counted = cost_of(Facts(rates(1000.0), fresh(waiting=2.0)))
-    assert counted.queue_s == pytest.approx(2 * RULES.foreign_tokens / 1000.0)
+    assert counted.queue_s == pytest.approx(2 * FOREIGN_TOKENS / 1000.0)
     told = cost_of(Facts(rates(1000.0), OtherLoad(2.0, 0.0, 0.0, 0.0, waiting_tokens=700.0)))
     assert told.queue_s == pytest.approx(0.7)
     unit = alone(Facts(rates(1000.0)))
@@ -144,7 +147,7 @@ def test_an_answer_is_decoded_at_the_batch_that_will_be_there_and_pays_what_thos
     assert alone_there.slowdown_of_others_s == 0.0
     assert three.decode_s == pytest.approx(ANSWER * 0.014)
     # Each of them has longer steps for as long as it is there, and a part of its prefill in between.
-    assert three.slowdown_of_others_s == pytest.approx(3 * (ANSWER * 0.001 + RULES.prefill_beside * 0.5))
+    assert three.slowdown_of_others_s == pytest.approx(3 * (ANSWER * 0.001 + PREFILL_BESIDE * 0.5))
     assert cost(alone(unit), Backlog(), 500, 0, answer=2.0).decode_s == pytest.approx(0.022)
     some = [cost_of(Facts(rates(step_s=0.01)), busy(*[1] * count)).decode_s for count in (0, 1, 2)]
     assert some == sorted(set(some)), "idle units come first even where batching costs nothing"
@@ -186,15 +189,13 @@ def test_what_does_not_fit_waits_and_a_cache_into_which_little_was_written_is_th
     assert full.kv_s == pytest.approx(0.1, rel=0.02)
     assert cost_of(here, backlog, prompt=1e9).kv_s == KV_MAX_S
     calm, average, busy_one = cost_terms(
-        [Facts(rates(1000.0), written_tokens=tokens) for tokens in (0.0, 1e5, 2e5)], RULES
+        [Facts(rates(1000.0), written_tokens=tokens) for tokens in (0.0, 1e5, 2e5)]
     )
     new = [cost(unit, Backlog(), 1000.0, 0.0).eviction_s for unit in (calm, average, busy_one)]
-    assert new == pytest.approx([0.0, RULES.evict_share, 2 * RULES.evict_share])
-    assert cost(busy_one, Backlog(), 1000.0, 990.0).eviction_s == pytest.approx(0.02 * RULES.evict_share)
+    assert new == pytest.approx([0.0, NEW_EVICT_SHARE, 2 * NEW_EVICT_SHARE])
+    assert cost(busy_one, Backlog(), 1000.0, 990.0).eviction_s == pytest.approx(0.02 * NEW_EVICT_SHARE)
     assert alone(Facts(rates())).evict_share == 0.0
-    large, small = cost_terms(
-        [Facts(rates(), kv_tokens=kv, written_tokens=1e5) for kv in (10**6, 10**5)], RULES
-    )
+    large, small = cost_terms([Facts(rates(), kv_tokens=kv, written_tokens=1e5) for kv in (10**6, 10**5)])
     assert large.evict_share < small.evict_share
 
 
@@ -207,17 +208,17 @@ def test_more_errors_are_never_cheaper(unit: Facts, errors: float, prompt: int) 
         cost_of(unit._replace(error_share=share), busy(1000), prompt).total_s for share in (low, high)
     )
     assert calm <= failing
-    assert cost_of(Facts(rates(), error_share=0.99)).error_s == RULES.error_max_s
+    assert cost_of(Facts(rates(), error_share=0.99)).error_s == COST_ERROR_MAX_S
     assert cost_of(Facts(rates(), error_share=0.9)).total_s > cost_of(Facts(rates()), busy(30_000)).total_s
 
 
 def test_a_unit_of_which_nothing_is_heard_counts_as_its_peers_do() -> None:
     heard = [Facts(rates(), fresh(waiting=float(n), running=10.0)) for n in (2, 4, 6)]
-    silent = cost_terms([*heard, Facts(rates())], RULES)[-1]
-    assert (silent.foreign_tokens, silent.foreign_batch) == (4 * RULES.foreign_tokens, 14.0)
-    assert silent.unknown_s == RULES.unknown_s
+    silent = cost_terms([*heard, Facts(rates())])[-1]
+    assert (silent.foreign_tokens, silent.foreign_batch) == (4 * FOREIGN_TOKENS, 14.0)
+    assert silent.unknown_s == COST_UNKNOWN_S
     # A report of nothing is no reason to prefer a silent unit.
-    known, silent = cost_terms([Facts(rates(), fresh()), Facts(rates())], RULES)
+    known, silent = cost_terms([Facts(rates(), fresh()), Facts(rates())])
     assert cost(known, Backlog(), 100, 0).total_s < cost(silent, Backlog(), 100, 0).total_s
 
 
@@ -225,7 +226,7 @@ def test_an_old_report_gives_way_to_the_peers_word_by_and_by() -> None:
     heard = [Facts(rates(), fresh(waiting=4.0)) for _ in range(3)]
 
     def tokens(age_s: float) -> float:
-        return cost_terms([*heard, Facts(rates(), fresh(waiting=0.0, age_s=age_s))], RULES)[-1].foreign_tokens
+        return cost_terms([*heard, Facts(rates(), fresh(waiting=0.0, age_s=age_s))])[-1].foreign_tokens
 
     ages = [0.0, 0.05, 0.2, 1.0, 2.0, 10.0, 1e9]
     assert [tokens(age_s) for age_s in ages] == sorted(tokens(age_s) for age_s in ages)
@@ -233,8 +234,8 @@ def test_an_old_report_gives_way_to_the_peers_word_by_and_by() -> None:
     assert tokens(2.0) == pytest.approx(2000.0, rel=0.5)
     # Without peers it is the best there is.
     here = alone(Facts(rates(), fresh(waiting=3.0, age_s=1e6)))
-    assert here.foreign_tokens == 3 * RULES.foreign_tokens
-    assert here.unknown_s == pytest.approx(RULES.unknown_s)
+    assert here.foreign_tokens == 3 * FOREIGN_TOKENS
+    assert here.unknown_s == pytest.approx(COST_UNKNOWN_S)
 
 
 # What a unit still has to do for this gate.
