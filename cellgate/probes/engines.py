@@ -263,7 +263,7 @@ def at(path: str, model: str) -> str:
     return path.replace("{model}", quote(model, safe=""))
 
 
-def parsed(text: bytes | str) -> Any:
+def parsed(text: bytes | bytearray | str) -> Any:
     """The JSON in `text`; None when there is none."""
     try:
         return orjson.loads(text)

@@ -1,4 +1,4 @@
-"""The cost of an ask on a unit: the seconds that it and others will wait because it goes there. Pure.
+"""The cost of an ask on a unit, by the load there: seconds that it and others wait for its going there. Pure.
 
     its own first token   prompts ahead and its own uncached tokens, over the prefill rate; a slot, KV cache
     its own answer        expected tokens, times a decoding step with all sequences there

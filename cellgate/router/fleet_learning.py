@@ -163,12 +163,12 @@ def _comparing(states: Collection[UnitState]) -> Iterator[tuple[UnitState, bool]
     """Each unit when its speed is read, and when it is compared: whether its `degraded` came or went."""
     cells: dict[str, list[tuple[UnitState, Speed]]] = {}
     for state in states:
-        before = state.outlier.degraded
+        was_degraded = bool(state.outlier.degraded)
         if (speed := state.speed()) is not None:
             cells.setdefault(state.unit.cell, []).append((state, speed))
-        elif before:
+        elif was_degraded:
             state.outlier = fade(state.outlier)
-        yield state, bool(before) is not bool(state.outlier.degraded)
+        yield state, was_degraded is not bool(state.outlier.degraded)
     for rows in cells.values():
         for number, (state, speed) in enumerate(rows if len(rows) > 1 else ()):
             before, state.outlier = state.outlier, compare(state.outlier, speed, _some_others(rows, number))

@@ -1,4 +1,4 @@
-"""The operator: all that acts on units and load balancers by itself. Imported where its file is named.
+"""All that acts on units and load balancers by itself: `operate` makes it. Imported where its file is named.
 
 In this order: `operate`, `roll_page`.
 """

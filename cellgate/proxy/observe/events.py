@@ -125,7 +125,7 @@ class EventLog:
                 event = self._remember(said, _VERDICT_LEVELS.get(happened.after, "info"))
                 self._flips[happened.unit].last[happened.after] = event
         elif not self._is_repeated(happened):
-            row = _ACTIONS[happened.kind]
+            row = _ACTION_ROWS[happened.kind]
             event = self._remember(_action_event(happened), row.level)
             if row.lasts:
                 self._lasting[happened.kind] = (event, self._wall())
@@ -158,7 +158,7 @@ class EventLog:
         if event["id"] <= self._count - KEPT or now - at > EVENT_LASTS_S:
             return False
         fresh = _action_event(again)["line"]
-        self._log(_ACTIONS[again.kind].level, fresh)
+        self._log(_ACTION_ROWS[again.kind].level, fresh)
         event["count"] = event.get("count", 1) + 1
         event["line"] = f"{fresh} ({event['count']} times, last at {utc(now)})"
         self._lasting[again.kind] = (event, now)
@@ -240,7 +240,7 @@ class _ActionRow(NamedTuple):
     lasts: bool = False
 
 
-_ACTIONS: dict[ActionKind, _ActionRow] = {
+_ACTION_ROWS: dict[ActionKind, _ActionRow] = {
     "drain": _ActionRow("{whom} drained by {by}: no new requests, running ones finish"),
     "undrain": _ActionRow("{whom} undrained by {by}"),
     "pause": _ActionRow("unit {unit} drained and paused by {by}"),
@@ -430,7 +430,7 @@ def _prospect(after: Verdict, passes: int) -> str:
 
 def _action_event(action: Action) -> EventRecord:
     whom = f"cell {action.cell}" if action.cell is not None else f"unit {action.unit}"
-    line = _ACTIONS[action.kind].line.format(
+    line = _ACTION_ROWS[action.kind].line.format(
         by=action.by,
         unit=action.unit,
         whom=whom,
