@@ -12,14 +12,7 @@ import pytest
 from cellgate.proxy.app import App
 from cellgate.proxy.config.load_process import ConfigError
 from cellgate.proxy.observe.defects import PLACES_KEPT, REPORT_EVERY_S, Defects
-from cellgate.proxy.observe.events import (
-    FLIPS_A_MINUTE,
-    FOLLOWER_BACKLOG,
-    KEPT,
-    Action,
-    ActionKind,
-    EventLog,
-)
+from cellgate.proxy.observe.events import FLIPS_A_MINUTE, FOLLOWER_BACKLOG, KEPT, Action, ActionKind, EventLog
 from cellgate.proxy.request.response import Response
 from cellgate.router.board import Flip
 from cellgate.router.nouns import Ask, Evidence, Sign, Strength, Unit, Verdict

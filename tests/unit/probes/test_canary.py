@@ -176,8 +176,6 @@ def test_it_asks_for_one_token_of_a_short_unique_prompt() -> None:
     ids=["told", "never an adapter", "none"],
 )
 def test_it_asks_for_what_is_served_first_if_no_model_is_known(listed: bytes, names: tuple[str, ...]) -> None:
-    """And brings it home."""
-
     def answer(target: str) -> Answer:
         return reply(200, listed) if target == "/v1/models" else TOKEN
 

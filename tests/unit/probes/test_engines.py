@@ -121,7 +121,6 @@ TRITON = {
 
 
 def triton(target: str) -> Answer:
-    """A Triton server."""
     return TRITON.get(target, reply(404))
 
 
@@ -178,7 +177,6 @@ def test_each_engine_names_itself_as_the_owner(owner: str, engine: str) -> None:
 
 
 def test_what_is_configured_is_not_found_out() -> None:
-    """The operator's word stands."""
     told = Unit("u", "c", "http://u", models=("m",), engine="vllm")
     context = FakePatient(lambda _: VLLM, unit=told)
     assert look(ModelList(), context) == []

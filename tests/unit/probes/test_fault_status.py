@@ -10,7 +10,7 @@ import orjson
 import pytest
 
 from cellgate.probes.base import Fetch, Net, Reply, Trouble
-from cellgate.probes.fault_status import FaultStatus, rank_words
+from cellgate.probes.fault_status import FaultStatus
 from cellgate.probes.nodes import HttpProbe
 from cellgate.proxy.control import rank_retry
 from cellgate.proxy.http.fetch import ProbeTransport
@@ -53,13 +53,13 @@ def engine(pages: Mapping[str, Answer], **changes: Any) -> FakePatient:
 
 @pytest.mark.parametrize("path", [OLD, NEW])
 @pytest.mark.parametrize("status", ["unhealthy", "dead", "paused"])
-def test_a_rank_that_is_not_healthy_is_fatal_and_named(path: str, status: str) -> None:
-    found = look(PROBE, engine({path: page("healthy", status, info="RuntimeError")}))
-    faults, evidence = found
-    assert faults == RankFaults("u", (RankFault("1", status, "RuntimeError"),))
+@pytest.mark.parametrize(("info", "why"), [("RuntimeError", " (RuntimeError)"), ("", "")])
+def test_a_rank_that_is_not_healthy_is_fatal_and_named(path: str, status: str, info: str, why: str) -> None:
+    faults, evidence = look(PROBE, engine({path: page("healthy", status, info=info)}))
+    assert faults == RankFaults("u", (RankFault("1", status, info),))
     assert isinstance(evidence, Evidence)
     assert (evidence.sign, evidence.strength, evidence.source) == (Sign.BAD, Strength.FATAL, FAULT_SOURCE)
-    assert evidence.reason == f"GET {path}: rank 1 is {status} (RuntimeError)"
+    assert evidence.reason == f"GET {path}: rank 1 is {status}{why}"
 
 
 @pytest.mark.parametrize(
@@ -266,7 +266,3 @@ def test_nothing_is_asked_where_no_retry_helps(monkeypatch: pytest.MonkeyPatch, 
     ranks.said = said
     assert not ranks.retry(monkeypatch)
     assert ranks.asked == []
-
-
-def test_a_fault_in_words() -> None:
-    assert rank_words(RankFault("3", "dead", "")) == "rank 3 is dead"

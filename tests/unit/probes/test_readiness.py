@@ -89,7 +89,6 @@ def test_the_path_that_an_older_release_has_is_found_and_remembered() -> None:
 
 
 def test_the_reason_names_the_path_and_what_was_said() -> None:
-    """A person reads why."""
     assert see(FakePatient(lambda _: reply(503), engine="triton")).reason == "GET /v2/health/ready: HTTP 503"
     refused = FakePatient(lambda _: Trouble.REFUSED, engine="vllm")
     assert see(refused).reason == "GET /health: refused, so it was said"
@@ -102,31 +101,23 @@ def test_slow_answers_alone_do_not_reach_the_rate_that_is_suspicious() -> None:
 
 
 @pytest.mark.parametrize(
-    ("verdict", "answered_at", "due"),
+    ("state", "due"),
     [
-        (Verdict.UP, 0.0, 101.0),
-        (Verdict.UP, 100.5, 101.5),
-        (Verdict.UP, 101.9, 102.9),
-        (Verdict.UP, 102.9, 103.0),
-        (Verdict.SUSPECT, 100.5, 101.0),
-        (Verdict.STARTING, 100.5, 101.0),
+        ({}, 101.0),
+        # An answer to another probe.
+        *(({"answered_at": at}, due) for at, due in ((100.5, 101.5), (101.9, 102.9), (102.9, 103.0))),
+        *(({"answered_at": 100.5, "verdict": each}, 101.0) for each in (Verdict.SUSPECT, Verdict.STARTING)),
+        # A request that is answered, and what another gate has seen.
+        ({"progress_at": 100.5}, 101.5),
+        ({"progress_at": 100.5, "is_peers_turn": True}, 101.0),
     ],
+    ids=str,
 )
-def test_it_looks_at_once_and_an_answer_to_another_probe_puts_it_off_for_a_while(
-    verdict: Verdict, answered_at: float, due: float
-) -> None:
+def test_it_looks_at_once_and_an_answer_puts_it_off_for_a_while(state: dict[str, Any], due: float) -> None:
     """A server that has just answered does not refuse; but its readiness may be bad all the same."""
-    context = FakePatient(lambda _: reply(200), verdict=verdict, answered_at=answered_at)
+    context = FakePatient(lambda _: reply(200), **state)
     assert Readiness().due_at(context, -math.inf) == -math.inf
     assert Readiness().due_at(context, 100.0) == due
-
-
-def test_a_request_that_is_answered_puts_it_off_and_what_another_gate_has_seen_does_not() -> None:
-    context = FakePatient(lambda _: reply(200))
-    context.progress_at = 100.5
-    assert Readiness().due_at(context, 100.0) == 101.5
-    context.is_peers_turn = True
-    assert Readiness().due_at(context, 100.0) == 101.0
 
 
 def test_metrics_of_a_unit_without_work_are_read_less_often_and_those_of_a_suspect_more_often() -> None:
@@ -255,7 +246,6 @@ def test_a_gates_word_is_weighed(verdict: Verdict, answer: Answer, weight: tuple
 
 
 def test_it_is_asked_while_there_is_doubt_and_when_nothing_is_heard() -> None:
-    """It stands in for the canary."""
     probe, context = GateHealth(), FakePatient(lambda _: reply(200), UNIT, progress_at=99.0)
     assert probe.due_at(context, -math.inf) == 99.0 + probe.quiet_s
     context.progress_at = 10.0

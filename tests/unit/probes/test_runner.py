@@ -468,8 +468,6 @@ def now() -> float:
 
 
 def test_a_call_that_was_cancelled_is_not_made() -> None:
-    """Nor kept until its time."""
-
     def scenario(agenda: Timers, made: Calls) -> None:
         first = agenda.at(now() + 1.0, noted("first", made))
         second = agenda.at(now() + 2.0, noted("second", made))

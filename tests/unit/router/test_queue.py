@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections import Counter
 from functools import partial
 from math import inf
@@ -454,24 +453,3 @@ def test_another_tenants_flood_is_waited_for_only_in_turns() -> None:
     assert isinstance(entry, Entry)
     assert line.queue.wait_s(entry, TOKENS_S) == pytest.approx(0.5)
     assert line.queue.drain_s(TOKENS_S) == pytest.approx(100.5)
-
-
-def wait_p99_s(flood: int) -> float:
-    """The p99 wait of a tenant that sends 10 % of capacity beside one that sends `flood` times as much."""
-    line, rng, waits, free_at = Line(limit=256), random.Random(7), list[float](), 0.0
-    numbers = (("calm", 100), ("flood", 100 * flood))
-    arrivals = sorted((rng.uniform(0, 100), tenant) for tenant, number in numbers for _ in range(number))
-    for at, tenant in [*arrivals, (1000.0, "")]:
-        while (entry := line.queue.first()) is not None and free_at <= at:
-            line.queue.take(entry)
-            begins_at = max(free_at, entry.entered_at)
-            waits += [begins_at - entry.entered_at] * (entry.tenant == "calm")
-            free_at = begins_at + 0.1
-        line.add(tenant, now=at, tenant=tenant, tokens=100)
-    assert len(waits) == 100
-    return sorted(waits)[98]
-
-
-def test_a_tenant_that_floods_ten_times_its_share_moves_another_s_wait_by_twice_at_most() -> None:
-    """4 a second are half of what the unit can do, with the other one's; 40 are four times that."""
-    assert 0.0 < wait_p99_s(40) <= 2.0 * wait_p99_s(4)
