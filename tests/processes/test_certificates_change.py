@@ -151,6 +151,7 @@ def test_a_new_admin_token_counts_at_once_and_reload_says_what_changed_or_what_i
         code, said = reload()
         assert code == 2
         assert "cells[0].units[0].url of unit a: expected http://HOST:PORT" in said
+        assert eventually(lambda: "configuration not reloaded" in gate.log)
         assert list(gate.units()) == ["a", "b"]
         assert 'reloads_total{result="refused",what="configuration"} 1.0' in metrics(gate)
 

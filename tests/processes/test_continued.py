@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import openai
 import pytest
 from openai import AsyncOpenAI, OpenAI
 
@@ -132,29 +131,3 @@ def test_curl_notices_nothing(gate: GateProcess, units: list[SimUnit]) -> None:
         choices = [choice for document in documents for choice in document["choices"]]
         assert "".join(choice["delta"].get("content", "") for choice in choices) == text
         assert documents[-1]["usage"]["completion_tokens"] == usage["completion_tokens"]
-
-
-def test_stop_strings_and_completions_are_as_of_one_unit_and_what_cannot_be_continued_says_why(
-    gate: GateProcess, units: list[SimUnit]
-) -> None:
-    asked = ASKED | {"max_tokens": 80}
-    whole, _ = unbroken(units[1], max_tokens=80)
-    stop = whole[-40:-30]
-    prompt: dict[str, Any] = {"model": MODEL, "prompt": "Once", "max_tokens": 80}
-    with OpenAI(base_url=f"{gate.url}/v1", api_key="x", max_retries=0, timeout=30.0) as client:
-        expected = client.completions.create(**prompt).choices[0].text
-        units[0].fault("in_stream_error", after_tokens=50)
-        units[1].fault("in_stream_error", after_tokens=10_000)
-        for _ in range(4):
-            chunks = list(client.chat.completions.create(**asked | {"stop": [stop]}))
-            said = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
-            assert said == whole[: whole.index(stop)]
-            parts = client.completions.create(**prompt, stream=True)
-            assert "".join(part.choices[0].text for part in parts if part.choices) == expected
-        for unit in units:
-            unit.fault("in_stream_error", after_tokens=20)
-        form: Any = {"type": "json_object"}
-        why = "could not be continued: the request has response_format"
-        with pytest.raises(openai.APIError, match=why) as caught:
-            list(client.chat.completions.create(**asked | {"response_format": form, "temperature": 1.0}))
-    assert caught.value.code == "stream_error"

@@ -87,31 +87,6 @@ def test_sigterm_lets_streams_finish_and_says_not_ready_meanwhile(
         idle.close()
 
 
-@pytest.mark.parametrize(
-    ("drain_s", "signals"),
-    [
-        (0.1, [signal.SIGTERM]),
-        (60, [signal.SIGINT]),
-        (60, [signal.SIGTERM, signal.SIGTERM]),
-    ],
-    ids=["not in time", "INT", "TERM twice"],
-)
-def test_who_does_not_finish_in_time_is_cut_and_so_is_all_by_who_is_in_a_hurry(
-    units: dict[str, SimUnit], tmp_path: Path, drain_s: float, signals: list[signal.Signals]
-) -> None:
-    timeouts = {"drain_delay_s": 0, "drain_s": drain_s}
-    with GateProcess(tmp_path, {"a": units["a"].url}, timeouts=timeouts) as gate:
-        gate.until_up("a")
-        stream = Stream(gate, LONG)
-        for number, at in enumerate(signals):
-            assert not number or eventually(lambda: "stopping" in gate.log)
-            gate.signal(at)
-        assert not stream.is_whole()
-        assert gate.exit_code() == 0
-        assert "Traceback" not in gate.log
-    assert eventually(lambda: units["a"].state()["running"] == 0)
-
-
 def test_sighup_takes_units_in_and_out_without_dropping_a_stream(
     units: dict[str, SimUnit], tmp_path: Path
 ) -> None:
@@ -128,16 +103,3 @@ def test_sighup_takes_units_in_and_out_without_dropping_a_stream(
         assert all(stream.is_whole() for stream in streams)
         assert eventually(lambda: "+b, 1 no longer configured is kept" in gate.log)
         assert eventually(lambda: "unit a is kept no longer" in gate.log)
-
-
-def test_sighup_with_a_configuration_that_is_wrong_changes_nothing(
-    units: dict[str, SimUnit], tmp_path: Path
-) -> None:
-    with GateProcess(tmp_path, {"a": units["a"].url}) as gate:
-        gate.until_up("a")
-        gate.configure({"a": "nonsense", "b": units["b"].url})
-        gate.signal(signal.SIGHUP)
-        assert eventually(lambda: "configuration not reloaded" in gate.log)
-        stream = Stream(gate, tokens=2)
-        assert (stream.unit, stream.is_whole()) == ("a", True)
-        assert list(gate.units()) == ["a"]

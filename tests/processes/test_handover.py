@@ -187,30 +187,6 @@ def test_a_successor_that_cannot_begin_changes_nothing_and_the_next_may_have_oth
         assert (after.unit, after.is_whole()) == ("b", True)
 
 
-def test_one_that_stops_hands_nothing_over(units: dict[str, SimUnit], tmp_path: Path) -> None:
-    with Line(tmp_path, {"a": units["a"].url}, timeouts=TIMEOUTS) as gate:
-        gate.until_up("a")
-        stream = Stream(gate, LONG)
-        gate.signal(signal.SIGTERM)
-        assert eventually(lambda: "stopping: not ready" in gate.log)
-        gate.signal(signal.SIGUSR2)
-        assert eventually(lambda: "no hand-over: this gate is stopping already" in gate.log)
-        units["a"].release()
-        assert stream.is_whole()
-        assert gate.exit_code() == 0
-
-
-def test_sigterm_in_the_middle_of_a_hand_over_ends_both(units: dict[str, SimUnit], tmp_path: Path) -> None:
-    with Line(tmp_path, {"a": units["a"].url}, timeouts=TIMEOUTS) as gate:
-        gate.until_up("a")
-        gate.signal(signal.SIGUSR2)
-        assert eventually(lambda: "handing over" in gate.log)
-        gate.signal(signal.SIGTERM)
-        assert gate.exit_code() == 0
-        assert is_refusing(gate)
-        assert "Traceback" not in gate.log
-
-
 # SIGTERM.
 
 

@@ -85,6 +85,7 @@ TERM, INT, HUP, USR2 = signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGU
         ([HUP, HUP, TERM], False, ["reload", "reload", "stop 1 2"]),
         ([TERM, TERM], True, ["stop 1 2", "stop 0 0"]),
         ([TERM, INT], True, ["stop 1 2", "stop 0 0"]),
+        ([TERM, USR2, INT], True, ["stop 1 2", "stop 0 0"]),
         ([USR2], False, ["leave 2"]),
         ([USR2, INT], True, ["leave 2", "stop 0 0"]),
         ([USR2, TERM, TERM], True, ["leave 2", "stop 0 0"]),
