@@ -13,8 +13,7 @@ from cellgate.probes.canary import Canary
 from cellgate.probes.runner import JITTER_MAX_S
 from cellgate.proxy.admin.views import status, unit_page
 from cellgate.router.known_answers import KnownAnswerRules
-from cellgate.router.nouns import Verdict
-from tests.scenarios.harness import BACK_S, LATENCY_S, Stage
+from tests.scenarios.harness import LATENCY_S, Stage
 from tests.scenarios.seeds import seeds
 from tests.scenarios.test_slow_engines import DEGRADED_LIMIT_S, TIMING, USERS, long_answers
 from tests.scenarios.users import Users
@@ -48,68 +47,6 @@ async def test_a_canary_comes_when_it_was_told_to(stage: Stage) -> None:
             assert len(canaries) == before, "it came too soon"
             await asyncio.sleep(JITTER_MAX_S + LATENCY_S)
             assert len(canaries) == before + 1, "it is late"
-
-
-@played(Stage)
-async def test_the_way_out_of_rotation_and_back_is_told_step_by_step(stage: Stage) -> None:
-    told: list[str] = []
-
-    async def watch() -> None:
-        while True:
-            shown = page(stage)
-            head = shown["why"][0].split(",")[0]
-            if not told or told[-1] != head:
-                told.append(head)
-            is_in = stage.verdict("a") in (Verdict.UP, Verdict.SUSPECT)
-            assert shown["usable"] is is_in
-            await asyncio.sleep(0.02)
-
-    await asyncio.sleep(1.0)
-    watching = asyncio.create_task(watch())
-    stage.engines["a"].behaviour = Behaviour(wedged=True)
-    await stage.until(lambda: stage.verdict("a") is Verdict.DOWN, stage.promise_s)
-    assert "a canary (a request for one token) is in flight" in page(stage)["why"][-2]
-    stage.engines["a"].behaviour = Behaviour()
-    await stage.until(stage.all_up, BACK_S)
-    assert any(line.startswith("Slow start: it gets 10% of its share now") for line in page(stage)["why"])
-    await asyncio.sleep(0.1)
-    watching.cancel()
-    assert told == [
-        "a is in rotation",
-        "a is suspect",
-        "a is down",
-        "a is still out of rotation: it was down",
-        "a is in rotation",
-    ]
-
-
-@played(Stage, agents=True, followers=1)
-async def test_a_stopped_node_is_named_until_it_goes_on(stage: Stage) -> None:
-    await asyncio.sleep(1.0)
-    node = stage.engines["a"].nodes[1]
-    node.stop()
-    await stage.until(lambda: stage.verdict("a") is Verdict.DOWN, 1.0)
-    shown = page(stage)
-    assert shown["faults"] == [{"node": node.name, "source": "agent"}]
-    assert shown["next_canary_s"] is None
-    assert f"until agent of node {node.name} reports no fault" in shown["why"][-2]
-    node.go_on()
-    await stage.until(stage.all_up, BACK_S)
-    assert page(stage)["faults"] == []
-
-
-@played(Stage, units=3)
-async def test_a_gate_that_is_cut_off_says_so_of_each_unit_that_it_holds(stage: Stage) -> None:
-    await asyncio.sleep(1.0)
-    for engine in stage.engines.values():
-        stage.world.net.partition(engine.host)
-    await stage.until(lambda: page(stage)["held_by_panic"], 10.0)
-    shown = page(stage)
-    assert shown["why"][0].startswith("a is kept in rotation, although it has not answered for ")
-    assert shown["why"][-1] == ("You can check the network of this gate first: the units may be healthy.")
-    stage.world.net.heal()
-    await stage.until(lambda: not page(stage)["held_by_panic"], 5.0)
-    assert page(stage)["usable"]
 
 
 # Six faults: the first lines of `cellgate why`, and the rows of `cellgate units` and of the page, name the
@@ -181,26 +118,3 @@ async def test_the_present_cause_and_what_helps_come_first(
         assert page(stage)["reason"] == row(stage)["reason"]
         assert reason.partition(" (source")[0] in page(stage)["why"][0]
     await users.leave()
-
-
-@pytest.mark.parametrize("has_agents", [False, True])
-@played(lambda has_agents: Stage(agents=has_agents, followers=1), given=("has_agents",))
-async def test_a_port_that_refused_and_answers_401_now_is_not_said_to_refuse_connections(
-    stage: Stage,
-) -> None:
-    await asyncio.sleep(1.0)
-    engine = stage.engines["a"]
-    engine.die()
-    await stage.until(lambda: stage.verdict("a") is Verdict.DOWN, stage.promise_s)
-    engine.restart()
-    engine.behaviour = Behaviour(error_rate=1.0, error_status=401)
-    await stage.until(lambda: row(stage)["reason"].startswith("the canary was refused: "), BACK_S)
-    await asyncio.sleep(10.0)
-    shown = page(stage)
-    assert "HTTP 401" in shown["reason"]
-    assert shown["why"][0].startswith("a is starting, for ")
-    assert ": the canary was refused: " in shown["why"][0]
-    assert shown["why"][-1].startswith("You can compare its key")
-    assert not any("connection refused" in line for line in shown["why"])
-    engine.behaviour = Behaviour()
-    await stage.until(stage.all_up, BACK_S)

@@ -278,14 +278,6 @@ async def test_a_link_that_works_again_is_used_again(stage: Stage) -> None:
     await answers
 
 
-@played(stage_of, "pd")
-async def test_parameters_of_clients_reach_no_unit(stage: Stage) -> None:
-    stolen = stage.world.transfers.hold("a", "somebody", "a secret")
-    visit = await stage.ask(stream=True, max_tokens=4, kv_transfer_params=stolen)
-    assert visit.reply.status == 200
-    assert transfers(stage) == 0
-
-
 @pytest.mark.parametrize(
     ("kind", "stream"), [(Stage, True), (Stage, False), pytest.param(crew, True, marks=HAS_WORKERS)]
 )
@@ -381,16 +373,3 @@ async def test_without_a_prefiller_clients_are_told_so(stage: Stage) -> None:
     await stage.until(lambda: "down" in stage.flips("a"), 10.0)
     visit = await stage.ask(stream=True, max_tokens=4)
     assert visit.code == "no_unit"
-
-
-@played(stage_of, "pd", transfer="sglang")
-async def test_a_room_of_a_client_is_not_used(stage: Stage) -> None:
-    visit = await stage.ask(
-        stream=True,
-        max_tokens=4,
-        bootstrap_room=7,
-        bootstrap_host="a",
-        headers={"x-override-bootstrap-room": "7"},
-    )
-    assert visit.is_answered
-    assert 7 not in {room for room, _ in stage.world.rooms.entered}

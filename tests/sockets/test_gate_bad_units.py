@@ -371,13 +371,6 @@ async def test_a_large_first_event_comes_whole_from_the_first_unit(path: str, si
         assert here.outcomes == ["ok"]
 
 
-async def test_without_memory_for_it_a_first_event_is_passed_on_as_it_comes() -> None:
-    body = echo(3 << 20)
-    async with stage(in_segments(body), limits=Limits(bodies_bytes=1 << 20)) as here, here.client() as client:
-        reply = await client.ask(post(ASKED))
-        assert (reply.status, reply.whole, reply.body == body) == (200, True, True)
-
-
 async def test_no_answer_holds_more_than_one_body_may() -> None:
     """A unit that never ends its first event does not use up the memory of others."""
     begun = SSE_HEAD + b"".join(map(chunk, [b"data: " + b"x" * 100_000] + [b"x" * 100_000] * 40))
@@ -385,23 +378,6 @@ async def test_no_answer_holds_more_than_one_body_may() -> None:
         client.send(post(ASKED))
         assert (await client.reader.readexactly(12)) == b"HTTP/1.1 200"
         assert 1 << 19 < here.gateway.memory.used <= 2 << 20
-
-
-@simulated
-async def test_a_large_first_event_that_takes_its_time_is_on_its_way() -> None:
-    """What an answer begins with may repeat the request: over a slow network it is no idle event yet."""
-    body = responses(100_000)
-
-    async def play(request: Received) -> None:
-        request.write(SSE_HEAD)
-        for at in range(0, len(body), 10_000):
-            request.write(chunk(body[at : at + 10_000]))
-            await asyncio.sleep(0.4)
-        request.write(LAST_CHUNK)
-
-    async with stage(play, play) as here, here.client() as client:
-        reply = await client.ask(post(ASKED, path="/v1/responses"))
-        assert (reply.status, reply.whole, reply.body == body, here.received) == (200, True, True, 1)
 
 
 # Streams that no other unit could go on with: one error event, which says why, then the end.

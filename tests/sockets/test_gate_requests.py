@@ -432,28 +432,3 @@ async def test_paths_of_administration_and_those_that_others_may_read_otherwise_
                 reply = await other.ask(get(path))
             assert (reply.status, reply.error["code"]) == (400, "bad_request"), path
         assert here.received == 0
-
-
-NOT_JSON = {
-    # More: tests/unit/request/test_body.py.
-    b"": "char 0",
-    b'{"model": "tiny': "line 1 column 16",
-    b'{\n"model": tiny}': "line 2 column 10",
-    b'{"model": "\xff"}': "line 1 column",
-    b'{"messages": ' + b"[" * 100_000: "line 1 column",
-    b'{"prompt": "' + b"x" * (1 << 20): "line 1 column",
-    b"[]": "an array",
-    b'{"model": 7}': "`model` must be a string, not a number",
-}
-
-
-async def test_bodies_that_are_no_json_object_get_400_that_says_where() -> None:
-    async with stage(STREAM) as here, here.client() as client:
-        for body, said in NOT_JSON.items():
-            reply = await client.ask(post(body))
-            assert reply.status == 400
-            assert said in reply.error["message"]
-            assert (reply.error["type"], reply.error["code"]) == ("invalid_request_error", "bad_json")
-        # The requests were read to their ends, so the connection goes on.
-        assert (await client.ask(chat())).status == 200
-        assert here.received == 1

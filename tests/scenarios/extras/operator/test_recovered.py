@@ -26,11 +26,10 @@ REMEDY = Remedy("audit", RunCommand(("recover",)), after_s=5.0, backoff_s=30.0)
 
 
 class Medic:
-    """Recovery on a stage: a deed restarts the engine, unless it `heals` none."""
+    """Recovery on a stage: a deed restarts the engine."""
 
-    def __init__(self, stage: Stage, remedy: Remedy = REMEDY, *, heals: bool = True) -> None:
+    def __init__(self, stage: Stage, remedy: Remedy = REMEDY) -> None:
         self.stage = stage
-        self.heals = heals
         self.deeds: list[str] = []
         self.retries: list[str] = []
         self.retries_help = False
@@ -49,8 +48,7 @@ class Medic:
     async def act(self, remedy: Remedy, about: Incident) -> RecoveryReport:
         self.deeds.append(about["unit"])
         await asyncio.sleep(1.0)
-        if self.heals:
-            self.stage.engines[about["unit"]].restart()
+        self.stage.engines[about["unit"]].restart()
         return RecoveryReport(RecoveryResult.OK, "it exited with 0")
 
     async def retry(self, state: UnitState) -> bool:
@@ -94,28 +92,6 @@ async def test_an_engine_is_asked_to_retry_before_its_unit_is_restarted(stage: S
     await asyncio.sleep(100.0)
     assert medic.deeds == []
     assert medic.entries[-1]["result"] == "retried"
-
-
-@played(Stage, units=4)
-async def test_one_after_the_other(stage: Stage) -> None:
-    medic = Medic(stage)
-    for name in "abc":
-        stage.engines[name].die()
-    await stage.until(lambda: len(medic.deeds) == 1, 30.0)
-    await asyncio.sleep(0.5)
-    assert len(medic.deeds) == 1
-    await stage.until(stage.all_up, 120.0)
-    assert sorted(medic.deeds) == ["a", "b", "c"]
-
-
-@played(Stage, units=2)
-async def test_a_unit_that_nothing_helps_is_given_up(stage: Stage) -> None:
-    medic = Medic(stage, heals=False)
-    wedge(stage.engines["a"])
-    await asyncio.sleep(600.0)
-    assert medic.deeds == ["a", "a", "a"]
-    assert medic.entries[-1]["result"] == "gave_up"
-    assert stage.told("recovery_gave_up")
 
 
 @pytest.mark.parametrize("units", [2, 3])
