@@ -423,6 +423,7 @@ PATHS = {
     "responses": "/v1/responses",
     "embeddings": "/v1/embeddings",
 }
+ALL_PATHS = PATHS | {"generate": "/generate"}
 LIMIT_NAMES = {"responses": "max_output_tokens"}
 
 
@@ -452,7 +453,7 @@ class House(Bench):
 
 def asked(route: str, body: dict[str, Any]) -> bytes:
     data = orjson.dumps(body)
-    head = f"POST {PATHS[route]} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\n"
+    head = f"POST {ALL_PATHS[route]} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\n"
     return f"{head}Content-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data
 
 
@@ -484,11 +485,14 @@ def streamed(
         told = [{"id": "c", "choices": [], "usage": usage}] if usage else []
         last = [{"id": "c", "choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}, *told, "[DONE]"]
     reads = [(SSE_HEAD, 0)]
-    for data, computed in [*out, *((each, tokens) for each in last)]:
-        name = f"event: {data['type']}\n" if isinstance(data, dict) and "type" in data else ""
-        body = data if isinstance(data, str) else orjson.dumps(data).decode()
-        reads.append((chunk(f"{name}data: {body}\n\n".encode()), computed))
+    reads += [(framed(data), computed) for data, computed in [*out, *((each, tokens) for each in last)]]
     return [*reads, (LAST_CHUNK, tokens)]
+
+
+def framed(event: dict[str, Any] | str) -> bytes:
+    name = f"event: {event['type']}\n" if isinstance(event, dict) and "type" in event else ""
+    data = event if isinstance(event, str) else orjson.dumps(event).decode()
+    return chunk(f"{name}data: {data}\n\n".encode())
 
 
 def said(route: str, text: str) -> dict[str, Any]:

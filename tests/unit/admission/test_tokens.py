@@ -17,9 +17,8 @@ from cellgate.proxy.admission.token_estimator import ESTIMATES_KEPT, FORGET_S, N
 from cellgate.proxy.request.answer_limits import LIMIT_NAMES, RULES, limits_of
 from cellgate.proxy.request.body import read_ask
 from cellgate.router.nouns import Ask
-from tests.unit.admission import test_keys
-from tests.unit.admission.test_keys import KEY, House, named, said
-from tests.wire.unit import LAST_CHUNK, SSE_HEAD, chunk
+from tests.unit.admission.test_keys import House, asked, framed, named, said
+from tests.wire.unit import LAST_CHUNK, SSE_HEAD
 
 Body = dict[str, Any]
 DEFAULT = 700
@@ -80,15 +79,6 @@ ROUTES = {
 }
 
 
-PATHS = test_keys.PATHS | {"generate": "/generate"}
-
-
-def asked(route: str, body: Body) -> bytes:
-    data = orjson.dumps(body)
-    head = f"POST {PATHS[route]} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\n"
-    return f"{head}Content-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data
-
-
 @contextmanager
 def opened(folder: Path) -> Iterator[House]:
     house = House(asyncio.get_running_loop(), folder / "keys")
@@ -147,12 +137,6 @@ def answer(rng: random.Random, route: str, tokens: int) -> list[bytes]:
     elif route == "responses":
         events += [{"type": "response.completed", "response": {}}]
     return [SSE_HEAD, *map(framed, events), LAST_CHUNK]
-
-
-def framed(event: Body | str) -> bytes:
-    name = f"event: {event['type']}\n" if isinstance(event, dict) and "type" in event else ""
-    data = event if isinstance(event, str) else orjson.dumps(event).decode()
-    return chunk(f"{name}data: {data}\n\n".encode())
 
 
 def become(house: House, engine: str) -> None:
