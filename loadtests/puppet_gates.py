@@ -19,15 +19,15 @@ from contextlib import contextmanager
 import orjson
 from redis import Redis
 
-from cellgate.proxy.redis.reports import (
+from cellgate.extras.redis.reports import (
     DOCUMENT_BEATS,
     EXPIRY_HEARTBEATS,
     HEARTBEAT_S,
     BeatWriter,
-    Names,
     UnitReport,
     written,
 )
+from cellgate.extras.redis_client.redis_names import Names
 from cellgate.router.nouns import Verdict
 from loadtests.kit import processes
 

@@ -10,6 +10,11 @@ from typing import Any
 
 import pytest
 
+from cellgate.extras import EXTRAS
+
+# They play several gates with a Redis.
+collect_ignore = [] if "redis" in EXTRAS else ["scenarios/test_day.py", "scenarios/test_plans.py"]
+
 
 def pytest_configure() -> None:
     """In the background of a shell SIGINT is ignored, by all that is started too; tests send it."""

@@ -25,6 +25,7 @@ ExtraName = Literal[
     "otlp",
     "planner",
     "realtime",
+    "redis",
     "scaling",
     "top",
     "web_tokens",
@@ -114,6 +115,11 @@ EXTRAS: dict[str, Extra] = {
     ),
     "realtime": Extra(
         "passes WebSockets of clients on to units", parts={"session": "realtime"}, settings=("realtime",)
+    ),
+    "redis": Extra(
+        "shares between gates what each of them sees, through Redis; serves as the router of a fleet",
+        parts={"link": "redis.link", "connect": "redis_client.connect"},
+        settings=("redis",),
     ),
     "scaling": Extra(
         "tells autoscalers how many units there should be, and which is missed least",

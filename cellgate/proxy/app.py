@@ -27,7 +27,6 @@ from cellgate.proxy.config.load_process import ConfigError
 from cellgate.proxy.config.settings import (
     KV_EVENTS_ENGINES,
     KV_EVENTS_PACKAGES,
-    RedisAccess,
     Reload,
     Settings,
     after_reload,
@@ -174,7 +173,9 @@ class App:
         if (end := send_metrics(settings.otlp_metrics, plane.metrics, plane.generations)) is not None:
             await self._add(Part(end))
         if settings.redis is not None:
-            await self._add(_shared(plane, lambda: self._core.port, settings.redis, feed, self._gate))
+            # Imported late: the client takes a quarter of a second and ten megabytes.
+            share = part_of("redis", "link").share
+            await self._add(share(plane, lambda: self._core.port, settings.redis, feed, self._gate))
         if self._operator is not None:
             self._operator.start(heritage.courses if heritage is not None else None)
         if heritage is not None:
@@ -442,13 +443,6 @@ class Core(Protocol):
 
 def _may_have_kv_events(state: UnitState) -> bool:
     return state.unit.kv_events is not None or state.engine in KV_EVENTS_ENGINES
-
-
-def _shared(plane: Plane, port: Callable[[], int], access: RedisAccess, feed: Feed, gate: str) -> Part:
-    # Imported late: the client takes a quarter of a second and ten megabytes, which most gates do not need.
-    from cellgate.proxy.redis.link import share
-
-    return share(plane, port, access, feed, gate)
 
 
 class Gate:

@@ -1,8 +1,8 @@
 """The gate in the gym: the product's Board, Router and policy, called as proxy/ calls them.
 
 What proxy/ does between its sockets and the router is repeated here call for call, without the sockets:
-request/exchange.py (an attempt's life), control/dispatcher.py (room, the end), redis/sharing.py (what gates
-tell each other); what probes find is in watch.py. Where one of them changes what it tells the Board,
+request/exchange.py (an attempt's life), control/dispatcher.py (room, the end), extras/redis/sharing.py (what
+gates tell each other); what probes find is in watch.py. Where one of them changes what it tells the Board,
 this has to follow.
 """
 
@@ -12,11 +12,11 @@ import random
 from collections.abc import Callable, Collection
 from functools import partial
 
+from cellgate.extras.redis.reports import UnitReport
+from cellgate.extras.redis.roster import Roster
+from cellgate.extras.redis.sharing import PrefixSharing
 from cellgate.extras.scaling.demand import AnsweredRequest
 from cellgate.policies import POLICIES
-from cellgate.proxy.redis.reports import UnitReport
-from cellgate.proxy.redis.roster import Roster
-from cellgate.proxy.redis.sharing import PrefixSharing
 from cellgate.router.board import Board, Consequence
 from cellgate.router.cost_model import RemoteLoad, Usage
 from cellgate.router.judge import ignores_good_evidence

@@ -23,7 +23,7 @@ OTHER_RULES = frozenset({"alone", "nightly", "simulated"})
 SLEEPS_LEFT: dict[str, int] = {
     "tests/processes/test_handover.py": 1,
     "tests/processes/extras/operator/test_recovery_in_kubernetes.py": 1,
-    "tests/real/test_shared_limits.py": 1,
+    "tests/real/extras/redis/test_shared_limits.py": 1,
     "tests/sockets/test_admin_bounds.py": 4,
     "tests/sockets/test_admin_pages.py": 1,
     "tests/sockets/test_admin_port.py": 1,
@@ -37,7 +37,7 @@ SLEEPS_LEFT: dict[str, int] = {
     "tests/sockets/extras/operator/test_kubernetes_leases.py": 1,
     "tests/sockets/extras/kv_events/test_kv_events.py": 1,
     "tests/unit/process/test_process.py": 1,
-    "tests/unit/redis/test_link.py": 1,
+    "tests/unit/extras/redis/test_link.py": 1,
 }
 """Files of tests that sleep in real time still, and how often: a number may fall, and none may come."""
 

@@ -9,20 +9,20 @@ from tests.house.source import Finding, product, uses
 
 ORDER = (
     "extras/answers extras/clusters extras/completion extras/demo extras/guardrail extras/kv_events"
-    " extras/node_probes extras/operator extras/otlp extras/planner extras/realtime extras/scaling extras/top"
-    " extras/web_tokens extras/workers",
+    " extras/node_probes extras/operator extras/otlp extras/planner extras/realtime extras/redis"
+    " extras/scaling extras/top extras/web_tokens extras/workers",
     "cli",
     "app",
     "telemetry",
     "generations",
     "gateway",
-    "redis admin",
+    "admin",
     "discovery",
     "control",
     "admission",
     "request",
     "handover resume",
-    "http",
+    "extras/redis_client http",
     "process",
     "observe",
     "ingress",

@@ -84,7 +84,7 @@ def asks_for(setting: str, tree: Path) -> dict[str, Any]:
     if setting == "keys.jwt":
         issuer = {"issuer": "i", "audience": "a", "jwks_url": f"{UNIT['url']}/jwks", "tenant_claim": "t"}
         return {"keys": {"file": "keys.jsonl", "jwt": issuer}}
-    asks: dict[str, Any] = {"workers": 2, "operator": "operator.yaml"}
+    asks: dict[str, Any] = {"workers": 2, "redis": "redis://r", "operator": "operator.yaml"}
     asks |= {"guardrail": {"url": "http://127.0.0.1:9/check"}}
     asks |= {"tracing": {"endpoint": f"{UNIT['url']}/v1/traces"}, "otlp_metrics": f"{UNIT['url']}/v1/metrics"}
     return {setting: asks.get(setting, True)}

@@ -85,6 +85,7 @@ def pages(gate: GateProcess) -> str:
 
 
 @needs("otlp")
+@needs("redis")
 @pytest.mark.parametrize("workers", ONE_OR_TWO_WORKERS)
 @live_for(PROCESSES_S)
 async def test_no_output_has_a_secret(tmp_path: Path, workers: int) -> None:

@@ -12,14 +12,15 @@ from itertools import count
 from random import Random
 from typing import Any
 
+from cellgate.extras.redis.link import RedisLink
+from cellgate.extras.redis.reports import HEARTBEAT_S
+from cellgate.extras.redis.roster import Roster
+from cellgate.extras.redis.shared_bans import SharedBans
+from cellgate.extras.redis.sharing import Sharing
+from cellgate.extras.redis_client.redis_names import Names
 from cellgate.probes.canary import YIELD_S
 from cellgate.proxy.config.settings import Address
 from cellgate.proxy.ingress.reports import readiness
-from cellgate.proxy.redis.link import RedisLink
-from cellgate.proxy.redis.reports import HEARTBEAT_S, Names
-from cellgate.proxy.redis.roster import Roster
-from cellgate.proxy.redis.shared_bans import SharedBans
-from cellgate.proxy.redis.sharing import Sharing
 from cellgate.router.board import Flip
 from tests.scenarios.harness import BACK_S, GATE_PORT, Stage
 from tests.scenarios.observed import ObservedGate
@@ -107,7 +108,7 @@ class GatesStage(Stage):
         await self.links.pop(gate).close()
 
     def _share(self, gate: ObservedGate, name: str) -> RedisLink:
-        """What redis/link.py does, with another Redis and a known chance."""
+        """What extras/redis/link.py does, with another Redis and a known chance."""
         roster = Roster(name, self.heartbeat_s)
         sharing = Sharing(
             gate.board,

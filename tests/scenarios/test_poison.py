@@ -13,7 +13,6 @@ from cellgate.proxy.config.settings import Timeouts
 from cellgate.proxy.control.containment import BANS_A_MINUTE
 from cellgate.proxy.request.prompt import read_prompt
 from cellgate.router.poison import Ledger
-from tests.scenarios.gates import GatesStage
 from tests.scenarios.harness import Stage
 from tests.scenarios.seeds import crossed, seeds
 from tests.scenarios.users import Users
@@ -207,31 +206,6 @@ async def test_a_stream_that_ends_a_slow_unit_first_is_still_found_by_its_tokens
         await asyncio.sleep(1.0)
     assert {visit.code for visit in await asyncio.gather(*clients)} == {"poison_suspected"}
     assert len(poison.kills) <= most, poison.kills
-
-
-@played(GatesStage, 1, 4)
-async def test_what_one_gate_has_found_out_no_other_one_sends_and_who_clears_it_clears_it_for_all(
-    stage: GatesStage,
-) -> None:
-    poison = poisoned(stage, Mode.CRASH)
-    await stage.until(stage.all_up, 10.0)
-    await asyncio.sleep(2.0)
-    first, second = stage.alive.values()
-    visit = await drink(stage, via=stage.alive_client(0))
-    assert visit.code == "poison_suspected"
-    killed = len(poison.kills)
-    await asyncio.sleep(0.2)
-    assert (await drink(stage, via=stage.alive_client(1))).code == "poison_suspected"
-    assert len(poison.kills) == killed
-    assert second.containment.bans.all()[0].gate
-    stage.redis.forget()
-    await asyncio.sleep(5.0)
-    (ban,) = second.containment.bans.all()
-    assert second.containment.lift(ban.fingerprint, "an operator")
-    await asyncio.sleep(0.2)
-    assert not first.containment.bans.all()
-    poison.marker = "nothing any more"
-    assert (await drink(stage, via=stage.alive_client(0))).is_answered
 
 
 class Restarts(NamedTuple):

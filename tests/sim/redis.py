@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self, cast
 from redis.asyncio.client import PubSub
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from cellgate.proxy.redis.servers import EXCHANGE_S, Command, RedisClient
+from cellgate.extras.redis_client.servers import EXCHANGE_S, Command, RedisClient
 
 if TYPE_CHECKING:
     from tests.sim.world import World

@@ -35,7 +35,6 @@ from cellgate.proxy.observe.exposition import (
 from cellgate.proxy.observe.helpers import Helpers
 from cellgate.proxy.observe.routing_metrics import RoutingMetrics
 from cellgate.proxy.process.certificates import Expiry, certificate_metrics
-from cellgate.proxy.redis.link import RedisLink, redis_metrics
 from cellgate.router.board import Board
 from cellgate.router.nouns import (
     Ask,
@@ -67,6 +66,7 @@ NAME = re.compile(r"\b(?:cellgate|process)_\w+|\bup(?=\{)")
 
 def exposed() -> list[Family]:
     """What a gate exposes that has units, agents, balancers, workers and a Redis."""
+    from cellgate.extras.redis.link import redis_metrics
     from cellgate.extras.workers.control_process import WorkerMetrics, WorkerTotals
 
     board = Board(Rules())
@@ -89,8 +89,8 @@ def exposed() -> list[Family]:
     metrics.include(routing.collect)
     workers: Any = SimpleNamespace(totals={0: WorkerTotals()}, deaths=0, lost_attempts=0, accepting=int)
     metrics.include(WorkerMetrics(workers, 0).collect)
-    link = SimpleNamespace(state="", peers=lambda: 0, counts=Counter[str]())
-    metrics.include(partial(redis_metrics, cast("RedisLink", link), board))
+    link: Any = SimpleNamespace(state="", peers=lambda: 0, counts=Counter[str]())
+    metrics.include(partial(redis_metrics, link, board))
     sources = SimpleNamespace(connected=lambda: {"file units.yaml": True})
     metrics.include(partial(discovery_metrics, cast("Discovery", sources)))
     board.units["a1"].facts.nodes["a1-0"] = NodeFacts("a1", "a1-0", 1.0)
@@ -116,6 +116,7 @@ def exposed() -> list[Family]:
     return list(text_string_to_metric_families(asyncio.run(metrics.render()).decode()))
 
 
+@needs("redis")
 @needs("workers")
 def test_every_metric_is_documented() -> None:
     names = [f"{each.name}_total" if each.type == "counter" else each.name for each in exposed()]
@@ -138,6 +139,7 @@ def expressions() -> list[str]:
     )
 
 
+@needs("redis")
 @needs("workers")
 def test_every_metric_and_label_that_is_asked_for_exists() -> None:
     """Prometheus adds job and instance to each; quantiles need le."""

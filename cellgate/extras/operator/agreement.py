@@ -18,11 +18,11 @@ from cellgate.extras.operator.plan import Acting, Claim, Undecided
 from cellgate.extras.operator.recovery import acting_metrics
 from cellgate.extras.operator.roll_plan import RollStore, UndecidedRoll
 from cellgate.extras.operator.shared_roll import SCOPE, SharedRoll
+from cellgate.extras.redis_client.connect import connector
+from cellgate.extras.redis_client.redis_names import Names
+from cellgate.extras.redis_client.signing import signer_of
 from cellgate.proxy.observe.events import Action
 from cellgate.proxy.observe.rare_events import RareEvents
-from cellgate.proxy.redis.connect import connector
-from cellgate.proxy.redis.reports import Names
-from cellgate.proxy.redis.signing import signer_of
 
 if TYPE_CHECKING:
     from cellgate.proxy.config.settings import RedisAccess

@@ -10,7 +10,7 @@ them.
 3. Redis has the last word: a document is written right before the action that it announces, and is refused
    when the lease has run out, however long that gate stood still.
 4. Without Redis nobody leads, because no gate knows whether another does.
-5. Leases, documents and orders are signed (proxy/redis/signing.py). With a secret of the fleet an unsigned
+5. Leases, documents and orders are signed (redis_client/signing.py). With a secret of the fleet an unsigned
    one, or one that is not renewed, holds nothing: another gate leads, and an event says so.
 """
 
@@ -37,12 +37,12 @@ from cellgate.extras.operator.leadership_scripts import (
     WRITE,
 )
 from cellgate.extras.operator.plan import NotActingError
+from cellgate.extras.redis_client.connect import Connect, in_words
+from cellgate.extras.redis_client.redis_names import Names
+from cellgate.extras.redis_client.servers import EXCHANGE_S, Command, answered
+from cellgate.extras.redis_client.signing import CLOCK_S, UNSIGNED, Signer
 from cellgate.proxy.observe.text import one_line
 from cellgate.proxy.process.tasks import end_tasks
-from cellgate.proxy.redis.connect import Connect, in_words
-from cellgate.proxy.redis.reports import Names
-from cellgate.proxy.redis.servers import EXCHANGE_S, Command, answered
-from cellgate.proxy.redis.signing import CLOCK_S, UNSIGNED, Signer
 
 if TYPE_CHECKING:
     pass

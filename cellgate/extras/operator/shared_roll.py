@@ -9,7 +9,7 @@ import orjson
 
 from cellgate.extras.operator.leadership import Document, Leadership
 from cellgate.extras.operator.roll_plan import read_roll
-from cellgate.proxy.redis.signing import CLOCK_S
+from cellgate.extras.redis_client.signing import CLOCK_S
 
 if TYPE_CHECKING:
     pass

@@ -1,7 +1,7 @@
 """The ledger of limits: what each key and tenant has used, and whether a request may use more. Pure; amounts
 are whole numbers.
 
-A meter stands alone, or is one of several gates that share a counter (redis/sharing.py). A sharing
+A meter stands alone, or is one of several gates that share a counter (extras/redis/sharing.py). A sharing
 meter spends only what it holds: slices that were taken from the counter in the background, so no request
 waits for them. Rules:
 1. `spent` never passes `held`, but by one request that is larger than a slice, and only where nobody holds
@@ -644,7 +644,7 @@ class KeyCounts:
 #
 # There is one for all workers, at the control process. A request is charged with what it is expected to take
 # before it gets a unit, and settled at its end with what it took. What passes is reckoned without waiting for
-# anybody: limits of several gates are shared in slices (redis/sharing.py).
+# anybody: limits of several gates are shared in slices (extras/redis/sharing.py).
 
 
 _FREE = TokenPrice()

@@ -48,10 +48,9 @@ def _redis_problems(file: FileKeys) -> Iterator[str]:
     """What is wrong with a URL that a gate would serve without."""
     if file.redis is None:
         return
-    from cellgate.proxy.redis.connect import connector  # Late: it takes long, and most have none.
-
+    connect = part_of("redis", "connect")  # Late: it takes long, and most have none.
     try:
-        connector(RedisAccess(file.redis, None, None))
+        connect.connector(RedisAccess(file.redis, None, None))
     except ValueError as error:
         yield f"redis: {error}"
 

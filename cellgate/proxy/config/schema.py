@@ -203,7 +203,9 @@ class FileKeys(Keys, of=Settings):
     workers: Annotated[int, PlainValidator(checks.count), AfterValidator(checks.with_extra("workers", 1))]
     agent_check: Annotated[Address | None, PlainValidator(checks.address)]
     trusted: Annotated[tuple[str, ...], PlainValidator(checks.networks)]
-    redis: Annotated[str | None, PlainValidator(checks.text)] = Field(None, repr=False)
+    redis: Annotated[str | None, PlainValidator(checks.text), AfterValidator(checks.with_extra("redis"))] = (
+        Field(None, repr=False)
+    )
     redis_password_file: Annotated[str | None, PlainValidator(checks.token_in_file)] = Field(None, repr=False)
     redis_prefix: Annotated[str, PlainValidator(checks.redis_prefix)] = REDIS_PREFIX
     advertise: Annotated[str, PlainValidator(checks.url)]

@@ -150,4 +150,4 @@ FOLLOW: Mapping[str, Follow] = {
     "file": follow_file,
     **dict.fromkeys(CLUSTER_SOURCES, _follow_cluster),
 }
-"""By the kind of the source. Units of Redis are handed on by redis/."""
+"""By the kind of the source. Units of Redis are handed on by extras/redis/."""

@@ -21,6 +21,7 @@ from cellgate.proxy.cli.main import COMMANDS, main
 from cellgate.proxy.config.key_file import read_keys
 from cellgate.proxy.config.load_process import ConfigError
 from cellgate.proxy.config.settings import Settings
+from tests.extras import needs
 
 
 def test_check_shows_the_units_as_understood(capsys: pytest.CaptureFixture[str]) -> None:
@@ -77,6 +78,7 @@ def test_serve_does_not_read_standard_input(capsys: pytest.CaptureFixture[str]) 
     assert "a gate reads its file again when it is reloaded" in capsys.readouterr().err
 
 
+@needs("redis")
 @pytest.mark.parametrize("url", ["redis//h:6379", "redis://me:s3cret@h:6379", "http://h", "redis://h:port"])
 def test_check_refuses_what_is_no_url_of_a_redis(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "--unit", "http://x:1/", "--redis", url]) == 2

@@ -271,6 +271,7 @@ def test_a_file_that_is_no_mapping_gets_one_line(tmp_path: Path, data: bytes, pr
     assert same(line, f"gate.yaml{problem}")
 
 
+@needs("redis")
 def test_a_fleets_router_has_the_units_of_others(tmp_path: Path) -> None:
     text = "discovery: redis\nredis: redis://r:6379/0\nadvertise: http://10.0.0.1:8000"
     for cells in ("", "\ncells: [{name: east, weight: 2, units: []}]"):
@@ -287,13 +288,15 @@ def test_a_fleets_router_has_the_units_of_others(tmp_path: Path) -> None:
         ("cells: []", "cells: expected at least one cell with a unit, found none; add units…"),
         ("cells: [{name: a, units: []}]", "cells: expected at least one cell with a unit, …; add units…"),
         ("discovery: redis", "discovery: requires the key redis as well"),
-        (
+        pytest.param(
             "redis: redis://r:6379/0\ndiscovery: dns",
             "discovery: expected a source of all units: redis, found 'dns'",
+            marks=needs("redis"),
         ),
-        (
+        pytest.param(
             "redis: redis://r:6379/0\ndiscovery: redis\ncells: [{name: a, units: [{name: u, url: 'http://u:1'}]}]",
             "cells: with discovery: redis, cells must not have units of their own",
+            marks=needs("redis"),
         ),
     ],
 )

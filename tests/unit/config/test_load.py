@@ -103,6 +103,7 @@ def test_a_gate_that_has_the_hash_of_the_token_has_the_fleets_secret_and_no_toke
         read(tmp_path, CELLS, {"CELLGATE_ADMIN_TOKEN": "sha256:s3cret"})
 
 
+@needs("redis")
 def test_a_gate_comes_to_redis_as_the_environment_says_before_the_file(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("from-file\n")
     rest = f"redis_password_file: {tmp_path}/secret\nredis_prefix: 'east:'"
@@ -205,6 +206,7 @@ def test_what_is_no_reference_is_said(text: str) -> None:
         replaced(text, ENVIRON)
 
 
+@needs("redis")
 def test_values_of_a_file_come_from_the_environment(tmp_path: Path) -> None:
     text = """
 listen: ${HOST}:${PORT:-80}

@@ -38,6 +38,7 @@ ALL_KEYS = [
     needs("operator"),
     needs("otlp"),
     needs("realtime"),
+    needs("redis"),
     needs("web_tokens"),
     needs("workers"),
 ]

@@ -17,6 +17,7 @@ from cellgate.proxy.config.sources import FileSource, RedisSource
 from cellgate.proxy.discovery.base import Feed, Found, SourceError
 from cellgate.proxy.discovery.sources import follow_file
 from cellgate.router.nouns import Unit
+from tests.extras import needs
 
 LIKE = Unit(name="", cell="c", url="", api_key="key")
 ONE = "units:\n- {name: a, url: http://a:1}\n"
@@ -99,6 +100,7 @@ def test_a_file_that_is_wrong_is_a_loss_that_says_where(tmp_path: Path, text: st
 # Units of Redis: a source in a configuration that comes from another process, and what its feed hands on.
 
 
+@needs("redis")
 async def test_it_comes_through_a_pickle_and_works(tmp_path: Path) -> None:
     file = tmp_path / "gate.yaml"
     file.write_text("discovery: redis\nredis: redis://127.0.0.1:6379\n")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
@@ -30,13 +29,8 @@ from cellgate.proxy.observe.exposition import (
     pool_metrics,
 )
 from cellgate.proxy.observe.families import PLAIN
-from cellgate.proxy.redis.link import LinkState, RedisLink, redis_metrics
-from cellgate.proxy.redis.reports import Names, Seen, UnitReport
-from cellgate.proxy.redis.roster import Roster
-from cellgate.proxy.redis.sharing import UnitChanges
 from cellgate.proxy.request.routes import find_route
 from cellgate.router.board import Board, DownCause, Flip
-from cellgate.router.cost_model import RemoteLoad
 from cellgate.router.nouns import (
     Ask,
     Evidence,
@@ -287,47 +281,10 @@ def test_a_node_is_up_by_the_last_word_of_each_source_about_it() -> None:
 NOW = 100.0
 
 
-def a_link() -> tuple[RedisLink, Roster]:
-    roster = Roster("me")
-    link = RedisLink(
-        lambda: None,  # type: ignore[arg-type,return-value]
-        "me",
-        UnitChanges,
-        roster,
-        now=lambda: NOW,
-        rng=random.Random(1),
-        on_flip=lambda _: None,
-        tell=lambda _: None,
-        names=Names(),
-    )
-    return link, roster
-
-
 def a_board(*units: str) -> Board:
     """A board of units that are UP, with ten places each."""
     made = (Unit(name, "c", f"http://{name}", max_in_flight=10) for name in units)
     return board_up(*made, rules=Rules(slow_start_s=0.001), at=1.0)
-
-
-def test_redis_is_up_once_it_answers_and_its_peers_are_who_was_heard_just_now() -> None:
-    link, roster = a_link()
-    board = a_board("u", "v")
-    board.remote_load = {"u": RemoteLoad(7)}
-    shown = samples(redis_metrics(link, board))
-    assert shown.pop("cellgate_redis_up") == 0
-    assert shown.pop("cellgate_in_flight_elsewhere{unit=u}") == 7
-    assert len(shown) == 18
-    assert set(shown.values()) == {0}
-    link.state = LinkState.WELL
-    link.counts["connects"] = 2
-    for gate, age_s in (("one", 0.1), ("other", 0.7), ("gone", 0.8)):
-        view = UnitReport("u", "c", gate, Verdict.UP)
-        roster.update(("u", gate), Seen(view, age_s), NOW)
-        roster.update(("v", gate), Seen(replace(view, unit="v"), age_s), NOW)
-    shown = samples(redis_metrics(link, board))
-    assert shown["cellgate_redis_up"] == 1
-    assert shown["cellgate_redis_peers"] == 2
-    assert shown["cellgate_redis_connects_total{result=established}"] == 2
 
 
 def test_questions_of_haproxy_are_counted_by_their_answers() -> None:

@@ -15,9 +15,9 @@ from cellgate.extras.operator import leadership
 from cellgate.extras.operator.agreement import ClaimSharing
 from cellgate.extras.operator.leadership import Leadership
 from cellgate.extras.operator.plan import Claim, NotActingError
+from cellgate.extras.redis_client.connect import connector
+from cellgate.extras.redis_client.redis_names import Names
 from cellgate.proxy.config.settings import RedisAccess
-from cellgate.proxy.redis.connect import connector
-from cellgate.proxy.redis.reports import Names
 from tests.real.programs import ROOT
 from tests.real.redis_server import RedisServer, cluster
 from tests.wire.stage import live_for, until

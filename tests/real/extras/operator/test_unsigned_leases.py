@@ -21,10 +21,10 @@ from cellgate.extras.operator.roll_plan import (
     roll_document,
 )
 from cellgate.extras.operator.shared_roll import ORDERS, ROLL_KEPT_S, ROLL_LEASE, SCOPE, SharedRoll
+from cellgate.extras.redis_client.connect import connector
+from cellgate.extras.redis_client.redis_names import Names
+from cellgate.extras.redis_client.signing import Signer
 from cellgate.proxy.config.settings import RedisAccess
-from cellgate.proxy.redis.connect import connector
-from cellgate.proxy.redis.reports import Names
-from cellgate.proxy.redis.signing import Signer
 from tests.real.redis_server import RedisServer
 from tests.wire.stage import live_for, until
 

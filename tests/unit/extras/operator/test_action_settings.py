@@ -19,6 +19,7 @@ from cellgate.extras.operator.action_settings import (
 from cellgate.proxy.config.load import load
 from cellgate.proxy.config.load_process import ConfigError, Overrides
 from cellgate.proxy.config.settings import SECRET_VARIABLE, Settings
+from tests.extras import needs
 from tests.unit.config.files import without_line
 
 GATE = "cells: [{name: a, units: [{name: a1, url: 'http://10.0.0.1:8000'}]}]"
@@ -169,7 +170,12 @@ def test_a_roll_has_a_way_there_and_may_have_one_back(tmp_path: Path, keys: str,
             "",
             "recovery: duplicate cell 'a'",
         ),
-        ("leases: {}", "redis: 'redis://r'", "leases: with redis, gates agree there on who acts"),
+        pytest.param(
+            "leases: {}",
+            "redis: 'redis://r'",
+            "leases: with redis, gates agree there on who acts",
+            marks=needs("redis"),
+        ),
         ("recover: []", "", "recover: unknown key; did you mean 'recovery'?"),
         ("- roll", "", "expected a mapping"),
     ],

@@ -9,8 +9,8 @@ from typing import Any, cast
 
 from cellgate.extras.operator.leadership import Document, Leadership
 from cellgate.extras.operator.leadership_scripts import KEEP_MS
-from cellgate.proxy.redis.reports import Names
-from cellgate.proxy.redis.servers import Command, RedisClient
+from cellgate.extras.redis_client.redis_names import Names
+from cellgate.extras.redis_client.servers import Command, RedisClient
 
 # What a gate writes again into a Redis that does not know it any more.
 
