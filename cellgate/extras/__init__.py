@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Literal, NamedTuple, get_args
 
 ExtraName = Literal[
+    "agent",
     "answers",
     "clusters",
     "completion",
@@ -51,6 +52,10 @@ class Extra(NamedTuple):
 
 
 EXTRAS: dict[str, Extra] = {
+    "agent": Extra(
+        "runs on each node of a unit, and tells gates what becomes of its processes",
+        commands={"agent": ("watch the processes of one node of a unit", "extras.agent", "")},
+    ),
     "answers": Extra(
         "takes out units that answer wrongly, by what they say to a known prompt",
         parts={"plane": "answers.answer_check", "probe": "answers.known_answer"},

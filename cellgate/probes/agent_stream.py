@@ -14,8 +14,8 @@ from typing import NamedTuple, Self
 
 import orjson
 
-from cellgate.probes.agent import HEARTBEAT
-
+HEARTBEAT = b'{"cellgate_agent":1}'
+"""The line that means: nothing has changed."""
 AGENT_PROBE_LINE_BYTES = 64 * 1024
 MESSAGES_PER_S_MAX = 100
 """Ten times what an agent ever sends; heartbeats do not count."""

@@ -17,7 +17,6 @@ from typing import Any, ClassVar, TypeVar
 
 import orjson
 
-from cellgate.probes.agent import BEAT_S, PRESSURE, TOKEN_VARIABLE
 from cellgate.probes.agent_stream import AgentLostError, AgentMessage, AgentStream, NotAnAgentError
 from cellgate.probes.base import FetchError, ProbeContext, Trouble
 from cellgate.router.nouns import (
@@ -33,6 +32,13 @@ from cellgate.router.nouns import (
     Verdict,
 )
 
+# What an agent does. Its program is one file that imports nothing of a gate, and has these as well.
+LOOK_S = 0.1
+"""An agent looks at its processes so often."""
+BEAT_S = 0.25
+PRESSURE = 0.9
+"""The share of its limit of open files from which on a process is about to fail."""
+TOKEN_VARIABLE = "CELLGATE_AGENT_TOKEN"
 SILENCE_S = 3 * BEAT_S
 
 _Weight = tuple[Sign, Strength]

@@ -12,7 +12,7 @@ from typing import Protocol, Self
 
 from loadtests.kit import processes
 
-AGENT = Path(__file__).resolve().parents[2] / "cellgate" / "probes" / "agent.py"
+AGENT = Path(__file__).resolve().parents[2] / "cellgate" / "extras" / "agent.py"
 IMAGE = "sha256:one"
 """The image that nodes say they run."""
 

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from tests.house.source import Finding, product, uses
 
 ORDER = (
-    "extras/answers extras/clusters extras/completion extras/demo extras/guardrail extras/kv_events"
-    " extras/node_probes extras/operator extras/otlp extras/planner extras/realtime extras/redis"
-    " extras/scaling extras/top extras/web_tokens extras/workers",
+    "extras/agent extras/answers extras/clusters extras/completion extras/demo extras/guardrail"
+    " extras/kv_events extras/node_probes extras/operator extras/otlp extras/planner extras/realtime"
+    " extras/redis extras/scaling extras/top extras/web_tokens extras/workers",
     "cli",
     "app",
     "telemetry",

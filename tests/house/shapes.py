@@ -9,7 +9,7 @@ from tests.house.source import Finding, Source, product
 
 FILE_LINES = 800
 FUNCTION_LINES = 50
-SHIPPED_ALONE = "cellgate/probes/agent.py"
+SHIPPED_ALONE = "cellgate/extras/agent.py"
 """One file by its purpose: it is copied into engine images."""
 
 COMPOSED = frozenset({"Exchange", "Gate", "Gateway", "Plane", "Search", "Selection", "Attempt", "Response"})

@@ -10,7 +10,8 @@ import asyncio
 import json
 from typing import TYPE_CHECKING, Any, cast
 
-from cellgate.probes.agent import BEAT_S, HEARTBEAT, LOOK_S, Status, chunk
+from cellgate.probes.agent_stream import HEARTBEAT
+from cellgate.probes.agents import BEAT_S, LOOK_S
 from tests.sim.http_server import Connection, Exchange
 from tests.sim.loop import Event
 
@@ -79,7 +80,10 @@ class Node:
         self._note()
 
     def _line(self) -> bytes:
-        return Status(self.state, f"the worker is {self.state}", self.epoch).line()
+        said: dict[str, Any] = {"cellgate_agent": 1, "state": self.state}
+        said |= {"reason": f"the worker is {self.state}", "epoch": self.epoch}
+        said |= {"processes": [], "open_files": None}
+        return json.dumps(said, separators=(",", ":")).encode()
 
     def _note(self) -> None:
         """The agent sees it when it looks next."""
@@ -144,3 +148,8 @@ class _Watcher(asyncio.Protocol):
         if self._beats is not None:
             self.send(HEARTBEAT)
         self._beats = self._world.loop.outside(BEAT_S, self._beat)
+
+
+def chunk(line: bytes) -> bytes:
+    """One line as one chunk of HTTP/1.1, as agents send it."""
+    return b"%x\r\n%b\n\r\n" % (len(line) + 1, line)

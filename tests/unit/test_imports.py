@@ -48,7 +48,7 @@ def test_the_names_at_the_top_are_links_and_nothing_is_imported_by_them() -> Non
         "proxy.app",
         pytest.param("extras.demo.demo", marks=needs("demo")),
         pytest.param("extras.workers.supervisor", marks=needs("workers")),
-        "probes.agent",
+        pytest.param("extras.agent", marks=needs("agent")),
     ],
 )
 def test_what_is_only_installed_with_an_extra_is_imported_by_nothing_that_all_need(module: str) -> None:

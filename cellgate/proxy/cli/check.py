@@ -12,8 +12,7 @@ from textwrap import fill
 from typing import Any, NamedTuple, cast
 
 from cellgate.extras import MissingExtraError, part_of
-from cellgate.probes.agent import BEAT_S, LOOK_S
-from cellgate.probes.agents import SILENCE_S
+from cellgate.probes.agents import BEAT_S, LOOK_S, SILENCE_S
 from cellgate.probes.base import REST_LONG_S, REST_MAX_S
 from cellgate.probes.canary import BLIND_IDLE, IN_LINE, YIELD_S
 from cellgate.probes.engines import METRICS, MetricRole

@@ -1,8 +1,8 @@
 """The command line: one table of commands. A module has the flags of its command and carries it out.
 
-`serve` and `check` read the configuration, `agent` runs on a node of a unit, most others talk to a running
-gate. Exit codes: 0 done, 1 it did not work, 2 the command or the configuration is wrong. A failure is one
-line on stderr, a wrong configuration one line for each problem.
+`serve` and `check` read the configuration, most others talk to a running gate. Exit codes: 0 done, 1 it did
+not work, 2 the command or the configuration is wrong. A failure is one line on stderr, a wrong configuration
+one line for each problem.
 
 In this order: `CommandEntry`, `help_arguments`, `serve_arguments`.
 """
@@ -78,7 +78,7 @@ COMMANDS = {
     "schema": CommandEntry(
         "print the JSON Schema of the configuration, for editors", "proxy.cli.check", "schema"
     ),
-    "agent": CommandEntry("watch the processes of one node of a unit", "probes.agent"),
+    **_commands_of("agent"),
     "units": CommandEntry(
         "list the units of a running gate with their verdicts", "proxy.cli.operate", "units"
     ),

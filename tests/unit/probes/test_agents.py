@@ -17,11 +17,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cellgate.probes.agent import HEARTBEAT, chunk
 from cellgate.probes.agent_stream import (
     AGENT_PROBE_LINE_BYTES,
     BEATS_PER_S_MAX,
     CONFIRM_S,
+    HEARTBEAT,
     AgentLostError,
     AgentStream,
     NotAnAgentError,
@@ -42,6 +42,7 @@ from cellgate.proxy.http.unit import Pool, UnitConnection
 from cellgate.router.nouns import Evidence, Node, NodeFacts, Role, Sign, Strength
 from tests.patient import Answer, FakePatient, look, reply
 from tests.sim.network import Server
+from tests.sim.node import chunk
 from tests.sim.world import World, run
 
 PORT = 9911

@@ -22,7 +22,7 @@ from typing import Any, cast
 
 import pytest
 
-from cellgate.probes import agent
+from cellgate.extras import agent
 from cellgate.probes.agents import AgentLink
 from cellgate.probes.base import Net
 from cellgate.probes.runner import Runner, Timers

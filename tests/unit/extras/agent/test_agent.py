@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from cellgate.probes import agent
-from cellgate.probes.agent import (
+from cellgate.extras import agent
+from cellgate.extras.agent import (
     COUNTERS_MAX,
     DISTRUST_S,
     IMAGE_VARIABLE,
@@ -36,6 +36,7 @@ from cellgate.probes.agent import (
     ranks_of,
     stack_of,
 )
+from cellgate.probes import agent_stream, agents
 from tests.ras import communicator, missing, rank, ras, status
 
 SETTLED_S = SETTLE_S + 1.5
@@ -189,6 +190,13 @@ def test_wrappers_agents_known_helpers_and_forks_are_not_needed(machine: Machine
     machine.spawn("engine --serve", parent=engine)
     worker = machine.spawn("engine worker", parent=engine)
     assert pids(machine.run(machine.watch(Pattern("engine")), SETTLED_S)) == [engine, worker]
+
+
+@pytest.mark.parametrize("name", ["BEAT_S", "LOOK_S", "PRESSURE", "TOKEN_VARIABLE"])
+def test_gates_know_what_an_agent_does(name: str) -> None:
+    """Its file imports nothing of theirs."""
+    assert getattr(agents, name) == getattr(agent, name)
+    assert agent_stream.HEARTBEAT == agent.HEARTBEAT
 
 
 def test_a_line_of_many_processes_fits_what_gates_accept_and_a_pattern_for_all_is_refused(
