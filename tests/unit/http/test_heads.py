@@ -21,7 +21,7 @@ from cellgate.proxy.http.heads import (
     is_request_id,
     own_response,
 )
-from cellgate.proxy.http.request import Request, check_head
+from cellgate.proxy.http.request import _USUAL_FIELDS, Request, check_head
 from cellgate.proxy.request.unit_head import head_for_unit
 from cellgate.router.nouns import Strength
 from tests.wire.client import get, post
@@ -87,6 +87,13 @@ def test_the_length_of_a_body_is_told_where_there_can_be_one(method: bytes, leng
         method + b" /y HTTP/1.1\r\na: b\r\nc: d\r\nx-forwarded-for: 192.0.2.9\r\nx-forwarded-proto: http\r\n"
         b"x-forwarded-host: \r\nx-request-id: 1\r\n" + told + b"\r\n"
     )
+
+
+def test_no_client_says_a_line_of_the_gates_own_beside_it_and_what_is_usual_is_not_passed_on() -> None:
+    """A unit would get the line twice, and could not tell who says it."""
+    own = {line.partition(b":")[0] for line in head_at_unit([], length=1).splitlines()[1:] if line}
+    assert own - {b"a"} <= REQUEST_FIELDS
+    assert _USUAL_FIELDS <= REQUEST_FIELDS
 
 
 def test_the_peer_is_appended_to_the_chain_of_forwarders() -> None:

@@ -189,6 +189,15 @@ def test_others_requests_add_up_and_what_the_worst_gate_has_seen_of_a_unit_is_kn
     )
 
 
+def test_each_field_of_what_others_have_at_a_unit_comes_from_their_reports() -> None:
+    gate = Gate()
+    gate.hears(
+        in_flight=3, prefilling=1, uncached_tokens=9, errors=0.7, degraded=0.4, itl_s=0.7, drained=True
+    )
+    known = gate.roster.remote_load("u1", 10.1)
+    assert [name for name in RemoteLoad._fields if getattr(known, name) == getattr(RemoteLoad(), name)] == []
+
+
 def test_a_gate_tells_of_all_its_units_and_finds_out_the_pace_of_busy_ones_in_turns() -> None:
     gate, asked = Gate(), Counter[str]()
     for name, state in gate.board.units.items():
