@@ -53,6 +53,8 @@ GAP_S = 0.05
 """The least time between the starts of nudged runs: a unit that answers at once must not be flooded."""
 BLIND_PAUSE_S = 1.0
 """The period of a probe whose `due_at` fails."""
+RUN_LATE_S = 0.25
+"""A run that begins so late is one of a gate that is behind."""
 GRACE_S = 1.0
 """Every fetch has a timeout; a run that takes this much longer than its limit is ended here."""
 
@@ -84,6 +86,8 @@ class Runner:
         """Its timer, if it has one."""
         self._awaited_at = -math.inf
         """When it was due at the latest, when it began to wait."""
+        self._is_put_off = False
+        """It was due, and waits for looks that were as late as itself."""
         self._nudged = False
         self._run: Coroutine[Any, Any, None] | None = None
         """The present run of a probe that talks."""
@@ -202,13 +206,17 @@ class Runner:
             self._due = None
 
     def _wake(self) -> None:
-        self._due = None
+        assert self._due is not None
+        late_s, self._due = self._now() - self._due.when, None
         if self._page_probe is None or self.context.node is None:
             due_at = self.due_at()
             if due_at > self._awaited_at:
                 # The unit has made progress meanwhile, which postpones the run; not that of a node's page.
+                self._is_put_off = False
                 self._wait_until(due_at)
                 return
+        if self._page_probe is None and self.context.node is None and self._waits_for_others(late_s):
+            return
         self._nudged = self._overdue = self._was_late = False
         self._last_at = self.looks_since = self._now()
         self.context.asks(self._last_at)
@@ -217,6 +225,18 @@ class Runner:
             self._ask(self._page_probe)
         else:
             self._talk(cast("AsyncProbe", self._probe).look(self.context))
+
+    def _waits_for_others(self, late_s: float) -> bool:
+        """Where the gate is behind with its looks, whether this run waits once more, as long as it is late:
+        looks that may show progress are as late. Else a gate without CPU would ask all busy units at once.
+        """
+        self._is_put_off = late_s > RUN_LATE_S and not (self._is_put_off or self._nudged)
+        if self._is_put_off:
+            due_at = self._awaited_at
+            self._wait_until(self._now() + late_s)
+            # Progress postpones it, as before.
+            self._awaited_at = due_at
+        return self._is_put_off
 
     def _end(self) -> None:
         self.looks_since = math.inf
@@ -380,6 +400,8 @@ class Timers:
         self._early_s = early_s
         self.few_early_s = 0.0
         """The same, while fewer than `PER_TURN` are due."""
+        self.late_s = 0.0
+        """How late the first of the last calls was."""
         self._slots: dict[int, dict[Timer, None]] = {}
         """Calls by the slot of their time, in the order in which they were added."""
         self._order: list[int] = []
@@ -489,6 +511,8 @@ class Timers:
             self._collect(now + self._early_s)
             if len(following) < PER_TURN and self.few_early_s:
                 self._collect(now + self.few_early_s)
+            if following:
+                self.late_s = max(0.0, now - following[0].when)
             while following and left:
                 due = following.popleft()
                 call, due.call = due.call, None

@@ -220,10 +220,11 @@ class Board:
         before = state.load
         if load.sighted:
             state.counters_at = load.at
-        if load.progress is not None:
-            grew = before is not None and before.progress is not None and load.progress > before.progress
+        if load.progress is not None and before is not None and before.progress is not None:
             # Tokens of this gate since the last report explain the growth, and have more exact times.
-            if grew and before is not None and state.progress_at <= before.at:
+            is_own = state.leases or before.own_in_flight or state.last_lease_at >= before.at
+            explained = (inf if is_own else CANARY_GROWTH) if state.progress_at > before.at else 0.0
+            if load.progress - before.progress > explained:
                 state.progress_at = load.at
         state.load = load
         state.foreign = load.foreign
@@ -588,6 +589,8 @@ class Flip:
 
 BUILDS_MAX = 64
 """Of so many builds it is known how much their units run at once."""
+CANARY_GROWTH = 64.0
+"""So much a canary or two may add to an engine's counters."""
 RESTART_SUSPECTED_S = 5.0
 """A suspected restart without confirmation for this long is dropped: probably only connections were lost."""
 

@@ -194,6 +194,7 @@ class Plane:
             self.board, self.events, prober.look_now, lambda found, use: self.refused_watch.take(found, use)
         ).weighed
         prober.on_load = FullEngines(self.events.add).look
+        self.helpers.watch(prober.troubles)
         return prober
 
     def _make_containment(self) -> Containment:

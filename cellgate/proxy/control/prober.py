@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 import random
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -28,6 +29,7 @@ from cellgate.probes.served import EngineVersion, ModelList
 from cellgate.proxy.config.limits import LIMITS, reached
 from cellgate.proxy.config.sources import SOURCES
 from cellgate.proxy.http.fetch import ProbeTransport
+from cellgate.proxy.observe.helpers import HelperTrouble
 from cellgate.router import doubted_agents, health
 from cellgate.router.attention import STAYS_S, Attention, rest
 from cellgate.router.board import Board, Consequence
@@ -86,6 +88,8 @@ PEERS_ASKED = 2
 """So many idle ones get a canary when a unit stalls, or that of an idle one is late: do they do better?"""
 LATE_CANARY_S = 3.0
 """For so long after a late canary they are asked each second, while that may tell something."""
+BEHIND_S, BEHIND_LOOKS = 1.0, 10
+"""Probes that are so late, in so many seconds one after the other, are too many for the gate."""
 READ_AGAIN_S = 0.3
 """The counters of a unit that stands still are read once more within this time."""
 
@@ -131,6 +135,8 @@ class Prober:
         """Says what a canary means that was refused."""
         self._timers: Timers | None = None
         self._sweep_at = 0.0
+        self._behind = deque([0.0], maxlen=BEHIND_LOOKS)
+        """How late probes were, each second."""
         self._late: dict[str, float] = {}
         """Units whose canaries are late, and when the last one was."""
         self.on_pause: Callable[[UnitState, EnginePause], None] = lambda _state, _said: None
@@ -213,6 +219,7 @@ class Prober:
         if now < self._sweep_at:
             return
         self._sweep_at = now + SWEEP_S
+        self._behind.append(self._timers.late_s if self._timers is not None else 0.0)
         for runner in list(self._running):
             runner.sweep(now)
         for name, at in list(self._late.items()):
@@ -310,6 +317,14 @@ class Prober:
             for unit, nodes in self._agents.items()
             for node, notes in nodes.items()
         }
+
+    def troubles(self) -> Mapping[str, HelperTrouble | None]:
+        """Whether the gate has had too little CPU for its probes, for a while."""
+        behind_s = min(self._behind)
+        if behind_s < BEHIND_S:
+            return {"probes": None}
+        says = f"{behind_s:.0f} s late, and so is what they find; give the gate more CPU, or fewer units"
+        return {"probes": HelperTrouble(says)}
 
     def trust_from(self, at: float) -> None:
         """Do not count bad evidence from timeouts that began before `at`, because the gate lagged."""

@@ -16,12 +16,12 @@ from cellgate.probes.canary import Canary
 from cellgate.probes.engine_metrics import EngineMetrics
 from cellgate.probes.fault_status import FaultStatus
 from cellgate.probes.readiness import Readiness
-from cellgate.probes.runner import GAP_S
+from cellgate.probes.runner import GAP_S, Timers
 from cellgate.proxy.config.limits import LIMITS, REACHED
 from cellgate.proxy.control.comparisons import STACK_PERIOD_S, STEPS_A_TURN, CommonCauseWatch, StackWatch
 from cellgate.proxy.control.containment import Containment
 from cellgate.proxy.control.link_watch import LinkWatch
-from cellgate.proxy.control.prober import Prober
+from cellgate.proxy.control.prober import BEHIND_LOOKS, BEHIND_S, Prober
 from cellgate.proxy.control.stall_watch import DISTRUST_S, LAG_S, StallWatch
 from cellgate.proxy.http.errors import FailureKind
 from cellgate.proxy.http.fetch import ProbeTransport
@@ -297,6 +297,20 @@ async def test_of_a_list_of_more_models_than_are_heeded_the_first_are_known(scen
 
 NOW = 100.0
 STREAM = Ask("m", stream=True, prompt_tokens=10)
+
+
+def test_probes_that_are_late_for_a_while_are_said_to_be_too_many_for_the_gate() -> None:
+    bench, loop = Round(), asyncio.new_event_loop()
+    bench.watch._timers = timers = Timers(loop)
+    loop.close()
+    found: list[bool] = []
+    for second in range(3 * BEHIND_LOOKS):
+        timers.late_s = 3.0 * BEHIND_S if 2 <= second < 2 * BEHIND_LOOKS else 0.0
+        bench.watch.sweep(NOW + second)
+        found.append(bench.watch.troubles()["probes"] is not None)
+    assert found.index(True) == 1 + BEHIND_LOOKS
+    assert found.count(True) == BEHIND_LOOKS - 1
+    assert not found[-1]
 
 
 class Round:

@@ -23,7 +23,7 @@ from cellgate.proxy.observe.families import (
 
 OPEN = open_encoding("application/openmetrics-text; version=1.0.0")
 ROWS = st.lists(st.tuples(st.tuples(st.text(), st.text()), st.floats() | st.integers(0, 10**9)), max_size=5)
-TEXTS = st.text(st.characters(blacklist_characters="\\\n", blacklist_categories=("Cs",)))
+TEXTS = st.text(st.characters(codec="utf-8", exclude_characters="\\\n"))
 
 
 class OfTheLibrary(Metric):

@@ -25,6 +25,7 @@ from cellgate.probes.runner import (
     SPARE,
     TOGETHER_S,
     Runner,
+    Timer,
     Timers,
 )
 from cellgate.router.nouns import Evidence, Finding, Sign, Strength
@@ -32,6 +33,7 @@ from tests.patient import FakePatient, reply
 from tests.sim.world import World, run
 
 SWEEP_S = 0.25
+LATENESS_S = 0.5
 
 
 @dataclass
@@ -160,6 +162,48 @@ def test_a_nudge_looks_now() -> None:
     runners: list[Runner] = []
     watch(probe, 1.0, meanwhile=runners.append, take=lambda finding: runners[0].nudge())
     assert len(probe.began) == pytest.approx(1.0 / GAP_S, abs=2)
+
+
+class LateTimers(Timers):
+    """Those of a gate that is behind: each call is made `LATENESS_S` after its time."""
+
+    def at(self, when: float, call: Callable[[], None]) -> Timer:
+        def make() -> None:
+            timer.when = when
+            call()
+
+        timer = super().at(when + LATENESS_S, make)
+        return timer
+
+
+@dataclass
+class Postponed(Glance):
+    """A probe that progress postpones."""
+
+    progress_at: float = 1000.0
+
+    def due_at(self, _context: ProbeContext, last_at: float) -> float:
+        return max(last_at, self.progress_at) + self.period_s
+
+
+@pytest.mark.parametrize(("progress_at", "began"), [(1000.0, 1002.5), (1002.0, 1004.5)])
+def test_where_the_gate_is_behind_a_probe_waits_for_looks_that_are_as_late(
+    progress_at: float, began: float
+) -> None:
+    """What they show may postpone it, as it does where nothing is late."""
+    probe = Postponed(name="canary")
+
+    async def main() -> None:
+        agenda = LateTimers(asyncio.get_running_loop(), TOGETHER_S)
+        context = LoopPatient(lambda _: reply(200))
+        runner = Runner(probe, context, lambda _: None, random.Random(1), agenda)
+        runner.start()
+        call_later(2.0 + 0.5 * LATENESS_S, lambda: setattr(probe, "progress_at", progress_at))
+        await asyncio.sleep(6.0)
+        runner.stop()
+
+    run(World(1), main())
+    assert probe.began[0] == pytest.approx(began, abs=0.2)
 
 
 def test_what_is_due_is_asked_again_after_each_pause() -> None:

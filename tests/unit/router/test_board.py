@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from cellgate.router.board import RESTART_SUSPECTED_S, Board
+from cellgate.router.board import CANARY_GROWTH, RESTART_SUSPECTED_S, Board
 from cellgate.router.fleet_learning import COSTS_AT_ONCE
 from cellgate.router.nouns import Ask, Evidence, Load, Refusal, Rules, Served, Sign, Strength, Unit, Verdict
 from cellgate.router.outliers import Outlier
@@ -100,7 +100,18 @@ def test_growing_counters_are_life_and_standing_ones_are_not() -> None:
         assert unit.progress_at == NOW + life_s
     unit.progress_at = NOW + 4.5
     made.report(Load("a", NOW + 5.0, progress=9.0))
-    assert unit.progress_at == NOW + 4.5, "our own tokens explain it"
+    assert unit.progress_at == NOW + 4.5, "a canary's tokens explain it"
+    unit.progress_at = NOW + 5.5
+    made.report(Load("a", NOW + 6.0, progress=10.0 + CANARY_GROWTH))
+    assert unit.progress_at == NOW + 6.0, "a canary has not so many"
+    made.open("a", Ask(), NOW + 6.1, retry=False)
+    unit.progress_at = NOW + 6.5
+    made.report(Load("a", NOW + 7.0, progress=20.0 + 2 * CANARY_GROWTH, own_in_flight=1))
+    assert unit.progress_at == NOW + 6.5, "our own tokens explain it"
+    made.close(next(iter(unit.leases)), NOW + 7.2)
+    unit.progress_at = NOW + 7.2
+    made.report(Load("a", NOW + 8.0, progress=30.0 + 3 * CANARY_GROWTH))
+    assert unit.progress_at == NOW + 7.2, "those of streams that have just ended, too"
 
 
 @pytest.mark.parametrize(("units", "times"), [(4, 4), (COSTS_AT_ONCE + 1, 0)])
