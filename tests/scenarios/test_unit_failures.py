@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
 from cellgate.proxy.config.settings import Timeouts
-from cellgate.router.nouns import Outcome, Verdict
+from cellgate.router.nouns import Outcome, Rules, Verdict
 from tests.scenarios.harness import BACK_S, Stage
 from tests.scenarios.seeds import seeds
 from tests.scenarios.users import Users
@@ -145,6 +146,38 @@ async def test_a_busy_unit_is_passed_over_and_a_busy_fleet_says_so_without_any_c
         assert all(visit.reply.status == status and visit.unit for visit in await stage.crowd(4))
         await asyncio.sleep(0.5)
     assert stage.flips("a") == stage.flips("b") == ["up"]
+
+
+class HalfAnswers(asyncio.Protocol):
+    """In the place of an engine: well to every probe, but what users get is the beginning of a 500."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        if b"cellgate-canary" in data:
+            self._transport.write(b'HTTP/1.1 200 OK\r\ncontent-length: 18\r\n\r\n{"choices":[true]}')
+        elif data.startswith(b"GET "):
+            self._transport.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
+        else:
+            self._transport.write(b"HTTP/1.1 500 Oops\r\ncontent-length: 100\r\n\r\nthe beginning")
+
+
+@played(Stage, units=1, rules=Rules(slow_start_s=0.001))
+async def test_an_error_that_never_ends_does_not_keep_its_connection(stage: Stage) -> None:
+    net = stage.world.net
+    net.listen(HalfAnswers, net.add_host("half"), 8000, is_outside=True)
+    half = replace(stage.gate.settings.fleet.units[0], name="half", url="http://half:8000")
+    fleet = stage.fleet("a")
+    stage.gate.plane.configure(replace(fleet, units=(*fleet.units, half)))
+    await stage.until(stage.all_up, BACK_S)
+    assert all(visit.is_answered for visit in await stage.crowd(32))
+    assert stage.gate.metrics.tallies["half"].retries > 0
+    await asyncio.sleep(10.0)
+    kept = [transport for transport in net.transports if transport.sock.remote[0] == net.names["half"][0]]
+    # A probe's every second, and each stays for a few.
+    assert len(kept) <= 20
 
 
 @played(Stage, units=3)

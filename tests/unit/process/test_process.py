@@ -85,7 +85,6 @@ TERM, INT, HUP, USR2 = signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGU
         ([HUP, HUP, TERM], False, ["reload", "reload", "stop 1 2"]),
         ([TERM, TERM], True, ["stop 1 2", "stop 0 0"]),
         ([TERM, INT], True, ["stop 1 2", "stop 0 0"]),
-        ([TERM, USR2, INT], True, ["stop 1 2", "stop 0 0"]),
         ([USR2], False, ["leave 2"]),
         ([USR2, INT], True, ["leave 2", "stop 0 0"]),
         ([USR2, TERM, TERM], True, ["leave 2", "stop 0 0"]),
@@ -120,6 +119,9 @@ def test_without_a_successor_it_goes_on_and_one_hand_over_at_a_time_is_ended_by_
     assert (asked, gate.done) == (["no", "no"], ["reload", "stop 1 2"])
     live(other, USR2, USR2, TERM, hand_over=slow)
     assert (asked[2:], other.done) == (["begun", "ended"], ["stop 1 2"])
+    other.endless = True
+    live(other, TERM, USR2, INT, hand_over=refuse)
+    assert asked[4:] == [], "one that stops hands nothing over"
 
 
 def test_process_1_of_a_container_hands_nothing_over(

@@ -1,10 +1,11 @@
-"""A gate that is configured to trace, as a process: what its collector gets of a broken stream."""
+"""A gate that is configured to trace, as a process: what its collector gets, and what it logs without one."""
 
 from __future__ import annotations
 
 import asyncio
 import re
 import signal
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 from loadtests.kit.collector import Collector, collecting
 from loadtests.simunit.process import SimUnit
 from tests.extras import ONE_OR_TWO_WORKERS
-from tests.wire.process import GateProcess, metrics
+from tests.wire.process import GateProcess, eventually, metrics
 from tests.wire.stage import PROCESSES_S, live_for
 
 AT_ONCE = {"drain_delay_s": 0}
@@ -80,3 +81,27 @@ def generations(collector: Collector) -> dict[str, list[tuple[dict[str, str], in
         for name, metric in collector.metrics.items()
         if name.startswith("gen_ai.server.")
     }
+
+
+def test_a_collector_that_is_away_costs_one_line_and_no_request(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as nobody:
+        port = nobody.getsockname()[1]
+    tracing = {"endpoint": f"http://127.0.0.1:{port}/v1/traces"}
+    with GateProcess(tmp_path, {"a": "http://127.0.0.1:9"}, tracing=tracing, timeouts=AT_ONCE) as gate:
+        for _ in range(20):
+            assert_refused(gate)
+        assert eventually(lambda: "does not accept spans" in gate.log), gate.log
+        for _ in range(20):
+            assert_refused(gate)
+        gate.signal(signal.SIGTERM)
+        gate.exit_code()
+        lines = [line for line in gate.log.splitlines() if re.search("trac|span|opentelemetry", line, re.I)]
+        [line] = lines
+        assert f"tracing: {tracing['endpoint']} does not accept spans (" in line
+
+
+def assert_refused(gate: GateProcess) -> None:
+    connection = gate.connect()
+    connection.request("POST", "/v1/completions", b'{"prompt": "x"}', {"content-type": "application/json"})
+    assert connection.getresponse().status == 503
+    connection.close()
