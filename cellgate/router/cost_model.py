@@ -423,7 +423,7 @@ class RemoteLoad(NamedTuple):
     """What other gates report of a unit: attempts, those of them whose prompts are to be computed, and the
     tokens of these; and the worst that one of them has seen: the recent share of attempts that failed, how
     much slower than its cell it is, and the usual gap between its tokens (0: unknown); `drained`: an operator
-    has drained it at one of them.
+    has drained it at one of them. Its fields are those of a report (extras/redis/reports.py).
     """
 
     in_flight: int = 0
@@ -434,7 +434,21 @@ class RemoteLoad(NamedTuple):
     itl_s: float = 0.0
     drained: bool = False
 
+    def changed(self, old: RemoteLoad, new: RemoteLoad) -> RemoteLoad | None:
+        """The same, where one gate reports `new` and no more `old`. None: it had the worst, which has to be
+        found anew.
+        """
+        fields = list(zip(self, old, new, strict=True))
+        found = [known - was + now for known, was, now in fields[:SUMMED]]
+        for known, was, now in fields[SUMMED:]:
+            if now < was == known:
+                return None
+            found.append(known if known >= now else now)
+        return RemoteLoad._make(found)
 
+
+SUMMED = 3
+"""So many of its first fields add up; of the others the worst counts."""
 NO_REMOTE_LOAD = RemoteLoad()
 
 

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
 from itertools import takewhile
+from operator import attrgetter
 
 from cellgate.extras.redis.reports import (
     EXPIRY_HEARTBEATS,
@@ -49,10 +49,10 @@ class Roster:
         """The gates whose requests count."""
         self._silent_at = math.inf
         """When the first of them may have been silent for too long."""
-        self._totals: dict[str, _Total] = {}
+        self._totals: dict[str, RemoteLoad] = {}
         self._summed: frozenset[str] = frozenset()
         """The gates of which these are the sums."""
-        self._aside: tuple[frozenset[str], dict[str, _Total]] = frozenset(), {}
+        self._aside: tuple[frozenset[str], dict[str, RemoteLoad]] = frozenset(), {}
         """Those of before: where this gate was late, all others were silent and are not, in a moment."""
         self._lives: dict[str, tuple[float, str] | None] = {}
         """By unit: what was asked of it last, kept with each change: of many gates, one has changed."""
@@ -170,11 +170,12 @@ class Roster:
         self._sum_fresh()
         total = self._totals.get(unit)
         if total is None:
-            total = self._totals[unit] = _Total()
+            total = NO_REMOTE_LOAD
             for gate, (report, _) in self._units[unit].items():
-                if gate in self._fresh:
-                    total.change(_NO_REPORT, report)
-        return total.remote_load()
+                if gate in self._fresh and (load := _load(report)) is not NO_REMOTE_LOAD:
+                    total = total.changed(NO_REMOTE_LOAD, load) or total
+            self._totals[unit] = total
+        return total
 
     def changed(self, now: float) -> list[str]:
         """The units of which anything was told since the last call, or what was told counts no more."""
@@ -262,20 +263,23 @@ class Roster:
         """What a gate says of its units begins or ends to count."""
         begins = gate in self._fresh
         for unit in self._gates.get(gate, ()):
-            report, total = self._units[unit][gate][0], self._totals.get(unit)
-            if total is None or not _has_load(report):
-                continue
-            if not total.change(*((_NO_REPORT, report) if begins else (report, _NO_REPORT))):
-                del self._totals[unit]
+            load = _load(self._units[unit][gate][0])
+            if unit in self._totals:
+                self._change(unit, *((NO_REMOTE_LOAD, load) if begins else (load, NO_REMOTE_LOAD)))
+
+    def _change(self, unit: str, old: RemoteLoad, new: RemoteLoad) -> None:
+        """One gate reports `new` of a unit, in the place of `old`."""
+        if old != new and (total := self._totals.pop(unit).changed(old, new)) is not None:
+            self._totals[unit] = total
 
     def _recount(self, unit: str, gate: str, report: UnitReport | None, at: float = 0.0) -> None:
         """A gate is about to say that of a unit, or nothing any more."""
         total, known = self._totals.get(unit), self._units.get(unit, {}).get(gate)
         self._aside[1].pop(unit, None)
         if total is not None and (gate in self._summed or gate in self._fresh):
-            old = known[0] if known is not None else _NO_REPORT
-            is_summed = self._summed == self._fresh
-            if not is_summed or not total.change(old, report if report is not None else _NO_REPORT):
+            if self._summed == self._fresh:
+                self._change(unit, _load(known[0] if known is not None else None), _load(report))
+            else:
                 del self._totals[unit]
         if unit in self._lives:
             best, life_age_s = self._lives[unit], report.life_age_s if report is not None else None
@@ -315,58 +319,18 @@ class Roster:
 
 SUMS_CHANGED = 4
 """Of so many gates that begin or end to count the sums are changed, and not made anew."""
-_NO_REPORT = UnitReport("", "", "", Verdict.UP)
+_fields_of = attrgetter(*RemoteLoad._fields)
 
 
-@dataclass(slots=True)
-class _Total:
-    """The fields of RemoteLoad."""
-
-    in_flight: int = 0
-    prefilling: int = 0
-    tokens: int = 0
-    errors: float = 0.0
-    degraded: float = 0.0
-    itl_s: float = 0.0
-    drained: bool = False
-
-    def change(self, old: UnitReport, new: UnitReport) -> bool:
-        """A gate reports this instead of that. False: it had the worst, which has to be found anew."""
-        old_itl_s, new_itl_s = old.itl_s or 0.0, new.itl_s or 0.0
-        if (
-            new.errors < old.errors == self.errors
-            or new.degraded < old.degraded == self.degraded
-            or new_itl_s < old_itl_s == self.itl_s
-            or (old.drained and not new.drained)
-        ):
-            return False
-        self.in_flight += new.in_flight - old.in_flight
-        self.prefilling += min(new.prefilling, new.in_flight) - min(old.prefilling, old.in_flight)
-        self.tokens += new.uncached_tokens - old.uncached_tokens
-        self.errors, self.degraded = max(self.errors, new.errors), max(self.degraded, new.degraded)
-        self.itl_s, self.drained = max(self.itl_s, new_itl_s), self.drained or new.drained
-        return True
-
-    def remote_load(self) -> RemoteLoad:
-        """As others take it."""
-        return RemoteLoad(
-            self.in_flight,
-            self.prefilling,
-            self.tokens,
-            self.errors,
-            self.degraded,
-            self.itl_s,
-            self.drained,
-        )
+def _load(report: UnitReport | None) -> RemoteLoad:
+    """What a report adds to what others have at its unit."""
+    if report is None or (values := _fields_of(report)) == _WITHOUT_LOAD:
+        return NO_REMOTE_LOAD
+    if None in values:
+        values = tuple(0.0 if value is None else value for value in values)
+    load = RemoteLoad._make(values)
+    return load if load.prefilling <= load.in_flight else load._replace(prefilling=load.in_flight)
 
 
-def _has_load(report: UnitReport) -> bool:
-    """Whether a report adds anything to what others do at its unit."""
-    return bool(
-        report.in_flight
-        or report.uncached_tokens
-        or report.errors
-        or report.degraded
-        or report.itl_s
-        or report.drained
-    )
+_WITHOUT_LOAD = _fields_of(UnitReport("", "", "", Verdict.UP))
+"""What most reports say: the unit is idle."""
