@@ -53,7 +53,7 @@ GAP_S = 0.05
 """The least time between the starts of nudged runs: a unit that answers at once must not be flooded."""
 BLIND_PAUSE_S = 1.0
 """The period of a probe whose `due_at` fails."""
-RUN_LATE_S = 0.25
+RUN_LATE_S = 0.05
 """A run that begins so late is one of a gate that is behind."""
 GRACE_S = 1.0
 """Every fetch has a timeout; a run that takes this much longer than its limit is ended here."""
@@ -227,13 +227,14 @@ class Runner:
             self._talk(cast("AsyncProbe", self._probe).look(self.context))
 
     def _waits_for_others(self, late_s: float) -> bool:
-        """Where the gate is behind with its looks, whether this run waits once more, as long as it is late:
-        looks that may show progress are as late. Else a gate without CPU would ask all busy units at once.
+        """Where the gate is behind with its looks, whether this run waits once more, twice as long as it is
+        late: looks that may show progress begin as late, and are read as late. Else a gate without CPU would
+        ask all busy units at once.
         """
         self._is_put_off = late_s > RUN_LATE_S and not (self._is_put_off or self._nudged)
         if self._is_put_off:
             due_at = self._awaited_at
-            self._wait_until(self._now() + late_s)
+            self._wait_until(self._now() + 2.0 * late_s)
             # Progress postpones it, as before.
             self._awaited_at = due_at
         return self._is_put_off

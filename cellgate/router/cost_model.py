@@ -438,9 +438,10 @@ class RemoteLoad(NamedTuple):
         """The same, where one gate reports `new` and no more `old`. None: it had the worst, which has to be
         found anew.
         """
-        fields = list(zip(self, old, new, strict=True))
-        found = [known - was + now for known, was, now in fields[:SUMMED]]
-        for known, was, now in fields[SUMMED:]:
+        found = [known - was + now for known, was, now in zip(self[:SUMMED], old, new, strict=False)]
+        if old[SUMMED:] == new[SUMMED:]:
+            return RemoteLoad._make((*found, *self[SUMMED:]))
+        for known, was, now in zip(self[SUMMED:], old[SUMMED:], new[SUMMED:], strict=True):
             if now < was == known:
                 return None
             found.append(known if known >= now else now)

@@ -295,7 +295,7 @@ _PUBLISHED = tuple(each.name for each in fields(UnitReport) if each.name not in 
 _ALL_FIELDS = frozenset((*_PUBLISHED, "gate"))
 _values = attrgetter(*_PUBLISHED)
 _NULLABLE = frozenset(each.name for each in fields(UnitReport) if each.default is None)
-_LOAD = frozenset(
+LOAD_FIELDS = frozenset(
     ("in_flight", "prefilling", "uncached_tokens", "life_age_s", "running", "waiting", "kv_use", "errors")
 ) | {"degraded", "ttft_s", "itl_s", "prefill_tokens_per_s"}
 """What changes all the time, and may wait."""
@@ -439,7 +439,9 @@ class BeatWriter:
         if len(changed) <= most:
             self._changed = {}
             return changed
-        published = {unit: names for unit, names in changed.items() if names is None or not names <= _LOAD}
+        published = {
+            unit: names for unit, names in changed.items() if names is None or not names <= LOAD_FIELDS
+        }
         waiting = (unit for unit in changed if unit not in published)
         published |= {unit: changed[unit] for unit in islice(waiting, max(0, most - len(published)))}
         for unit in published:
@@ -644,8 +646,13 @@ def changed_report(
     one of another unit or gate. `reported_s`: how long ago the known one was published. Fields that are
     invalid are ignored one by one.
     """
-    taken = {name: value for name, value in _fields(row) if value is not None or name in _NULLABLE}
-    if any(taken.get(name, value) != value for name, value in (("unit", unit), ("gate", gate))):
+    taken: dict[str, Any] = {}
+    for name, found in row.items():
+        if (read := READERS.get(name)) is not None:
+            value = read(found)
+            if value is not None or name in _NULLABLE:
+                taken[name] = value
+    if taken.get("unit", unit) != unit or taken.get("gate", gate) != gate:
         return None
     if known is None:
         return UnitReport(**{"unit": unit, "cell": "", "gate": gate, "verdict": Verdict.UP, **taken})
@@ -658,9 +665,3 @@ def changed_report(
     for name, value in taken.items():
         setattr(changed, name, value)
     return changed
-
-
-def _fields(row: Row) -> Iterator[tuple[str, Any]]:
-    for name, value in row.items():
-        if (read := READERS.get(name)) is not None:
-            yield name, read(value)

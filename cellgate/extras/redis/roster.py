@@ -327,7 +327,7 @@ def _load(report: UnitReport | None) -> RemoteLoad:
     if report is None or (values := _fields_of(report)) == _WITHOUT_LOAD:
         return NO_REMOTE_LOAD
     if None in values:
-        values = tuple(0.0 if value is None else value for value in values)
+        values = tuple([value or 0.0 for value in values])
     load = RemoteLoad._make(values)
     return load if load.prefilling <= load.in_flight else load._replace(prefilling=load.in_flight)
 

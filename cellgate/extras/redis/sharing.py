@@ -24,6 +24,7 @@ import orjson
 from cellgate.extras.redis.commands import SLICE, RedisCommands
 from cellgate.extras.redis.reports import (
     HEARTBEAT_S,
+    LOAD_FIELDS,
     Beat,
     BeatReader,
     MissedBeats,
@@ -219,8 +220,10 @@ class ReportReading:
         gate, at = received.beat.gate, received.at
         self._roster.beat(gate, at)
         for number, (unit, row) in enumerate(received.rows.items(), 1):
-            report = self._roster.change((unit, gate), row if isinstance(row, dict) else None, at)
-            if report is not None and report.is_whole:
+            news = row if isinstance(row, dict) else None
+            report = self._roster.change((unit, gate), news, at)
+            # Load alone changes no verdict.
+            if report is not None and report.is_whole and news and not news.keys() <= LOAD_FIELDS:
                 self._on_report((unit, gate), Seen(report, self._now() - at))
             if number % SLICE == 0:
                 await asyncio.sleep(0)

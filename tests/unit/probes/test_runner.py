@@ -186,7 +186,7 @@ class Postponed(Glance):
         return max(last_at, self.progress_at) + self.period_s
 
 
-@pytest.mark.parametrize(("progress_at", "began"), [(1000.0, 1002.5), (1002.0, 1004.5)])
+@pytest.mark.parametrize(("progress_at", "began"), [(1000.0, 1003.0), (1002.0, 1005.0)])
 def test_where_the_gate_is_behind_a_probe_waits_for_looks_that_are_as_late(
     progress_at: float, began: float
 ) -> None:
