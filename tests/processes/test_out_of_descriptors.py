@@ -18,13 +18,14 @@ from tests.wire.process import PATIENCE_S, GateProcess, Stream, eventually, metr
 ALLOWED = 80
 CLIENTS = 60
 SILENT = 90
-LONG = 20
-"""Tokens of a stream that is held, and ends soon after the unit is told to release it."""
+LONG, STEP_MS = 20, 50
+"""Tokens of a stream that is held, and ends soon after the unit is told to release it. On a full machine all
+of them take half a minute to come, and nobody reads meanwhile: faster ones would be behind by too much."""
 
 
 @pytest.fixture(scope="module")
 def long_lived() -> Iterator[SimUnit]:
-    (started,) = SimUnit.start_all(["a"], followers=0, step_ms=5)
+    (started,) = SimUnit.start_all(["a"], followers=0, step_ms=STEP_MS)
     yield started
     started.stop()
 
