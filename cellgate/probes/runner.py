@@ -473,6 +473,7 @@ class Timers:
             self._slots.clear()
             self._order.clear()
             self._next.clear()
+            self.late_s = 0.0
             self._wake_at(inf)
 
     def _forget_empty(self) -> None:

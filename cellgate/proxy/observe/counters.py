@@ -216,8 +216,8 @@ class Histogram:
         self.total += value
 
     def counted(self) -> Counted:
-        """What was observed."""
-        return self.counts, self.total
+        """What was observed until now: kept when it goes on in another cell."""
+        return tuple(self.counts), self.total
 
     def read(self) -> tuple[Buckets, float]:
         """The cumulated buckets and the sum."""

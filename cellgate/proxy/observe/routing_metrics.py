@@ -204,9 +204,11 @@ def _add(cells: dict[str, Counted], cell: str, counted: Counted) -> None:
     """Add to the sum of a cell. Most units of a large fleet have counted nothing."""
     counts, total = counted
     before, total_before = cells.get(cell, ((), 0.0))
-    if before and any(counts):
+    if not any(counts):
+        counts = before
+    elif before:
         counts = list(map(add, before, counts))
-    cells[cell] = (counts if any(counts) else before), total_before + total
+    cells[cell] = counts, total_before + total
 
 
 # Metrics of routing: the accuracy of predictions, hits of prefix caches, and the queue.

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from prometheus_client import Metric
 from prometheus_client.exposition import choose_encoder
 
+from cellgate.proxy.observe.counters import Histogram
 from cellgate.proxy.observe.families import (
     LINES_A_TURN,
     PLAIN,
@@ -20,6 +21,7 @@ from cellgate.proxy.observe.families import (
     open_encoding,
     summary,
 )
+from cellgate.proxy.observe.routing_metrics import UnitHistograms, UnitSource
 
 OPEN = open_encoding("application/openmetrics-text; version=1.0.0")
 ROWS = st.lists(st.tuples(st.tuples(st.text(), st.text()), st.floats() | st.integers(0, 10**9)), max_size=5)
@@ -64,3 +66,13 @@ def test_a_turn_of_the_loop_writes_a_bounded_number_of_lines() -> None:
     assert head.startswith(b"# HELP")
     assert [part.count(b"\n") for part in parts] == [LINES_A_TURN, LINES_A_TURN, 1]
     assert len(list(chain.from_iterable(part.splitlines() for part in parts))) == len(rows)
+
+
+def test_what_a_unit_counted_in_the_cell_that_it_has_left_stays_as_it_was() -> None:
+    waits, family = Histogram((1.0,)), UnitHistograms("waits", "W.", (1.0,), Histogram.counted)
+    for cell in "abb":
+        waits.observe(0.5)
+        shown = list(family.collect([UnitSource(cell, "u", waits)]))
+    samples = [sample for each in shown if each is not None for sample in each.samples]
+    counts = {each.labels["cell"]: each.value for each in samples if each.name.endswith("_count")}
+    assert counts == {"a": 2, "b": 3}, "seen when it had left, and all of it"

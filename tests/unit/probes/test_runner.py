@@ -206,6 +206,20 @@ def test_where_the_gate_is_behind_a_probe_waits_for_looks_that_are_as_late(
     assert probe.began[0] == pytest.approx(began, abs=0.2)
 
 
+def test_timers_without_calls_are_late_with_nothing() -> None:
+    async def main() -> list[float]:
+        loop, found = asyncio.get_running_loop(), list[float]()
+        agenda = Timers(loop)
+        calls = [agenda.at(loop.time() + pause_s, lambda: None) for pause_s in (1.0, 60.0)]
+        agenda.late_s = 3.0
+        for call in calls:
+            agenda.cancel(call)
+            found.append(agenda.late_s)
+        return found
+
+    assert run(World(1), main()) == [3.0, 0.0]
+
+
 def test_what_is_due_is_asked_again_after_each_pause() -> None:
     """Life shown meanwhile puts the look off."""
 
