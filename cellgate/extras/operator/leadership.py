@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from redis.exceptions import RedisError
 
@@ -43,10 +43,6 @@ from cellgate.extras.redis_client.servers import EXCHANGE_S, Command, answered
 from cellgate.extras.redis_client.signing import CLOCK_S, UNSIGNED, Signer
 from cellgate.proxy.observe.text import one_line
 from cellgate.proxy.process.tasks import end_tasks
-
-if TYPE_CHECKING:
-    pass
-
 
 RENEW_S = 0.5
 LEADER_LEASE_S = 2.5

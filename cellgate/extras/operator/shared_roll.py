@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 import orjson
 
 from cellgate.extras.operator.leadership import Document, Leadership
 from cellgate.extras.operator.roll_plan import read_roll
 from cellgate.extras.redis_client.signing import CLOCK_S
-
-if TYPE_CHECKING:
-    pass
-
 
 SCOPE = ":roll"
 """No cell can have this name."""

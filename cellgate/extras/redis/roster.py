@@ -168,14 +168,12 @@ class Roster:
         if unit not in self._units or not self._fresh:
             return NO_REMOTE_LOAD
         self._sum_fresh()
-        total = self._totals.get(unit)
-        if total is None:
-            total = NO_REMOTE_LOAD
+        if unit not in self._totals:
+            self._totals[unit] = NO_REMOTE_LOAD
             for gate, (report, _) in self._units[unit].items():
-                if gate in self._fresh and (load := _load(report)) is not NO_REMOTE_LOAD:
-                    total = total.changed(NO_REMOTE_LOAD, load) or total
-            self._totals[unit] = total
-        return total
+                if gate in self._fresh:
+                    self._change(unit, NO_REMOTE_LOAD, _load(report))
+        return self._totals[unit]
 
     def changed(self, now: float) -> list[str]:
         """The units of which anything was told since the last call, or what was told counts no more."""
