@@ -3,12 +3,12 @@
 Rules:
 1. Bytes are parsed (reply.py) before they are used: nothing of a malformed read is passed on, and its
    connection is closed. The common read of a stream, exactly one chunk, is recognised by its size line and
-   does not need the parser.
+   does not need the parser; nor do several such chunks (`chunks_of_tokens`).
 2. A connection is reused only after a reply that ended cleanly and said keep-alive.
 3. A large read is parsed in its turn (see turns.py), and nothing more is read before that. It also waits
    while the client is paused.
 
-In this order: `UnitConnection`, `Pool`, `UnitPools`.
+In this order: `UnitConnection`, `chunks_of_tokens`, `Pool`, `UnitPools`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from cellgate.proxy.http.heads import TOKEN_FIELD, UNIT_FIELD
 from cellgate.proxy.http.names import Lookups
 from cellgate.proxy.http.reply import ReplyReader, UsualReply
 from cellgate.proxy.http.sse import ABORT
-from cellgate.proxy.http.turns import PIECE_BYTES, ReadScheduler
+from cellgate.proxy.http.turns import PART_BYTES, PIECE_BYTES, ReadScheduler
 from cellgate.proxy.process.tcp_info import took_all
 from cellgate.router.nouns import Unit
 from cellgate.router.unit_state import UnitState
@@ -45,6 +45,10 @@ _TOKEN_STARTS = {len(b"%x\r\n\r\n" % size) + size: b'%x\r\ndata: {"id":' % size 
 
 _POOL_SIZE_LINE = len(b"1fff\r\n")
 """The longest size line of those."""
+
+_TOKEN_END = b"\n\n\r\n"
+_TOKEN_LINES = 4
+"""Line ends in such a chunk: of its size line, of its event, which is one line of data, and of the chunk."""
 
 
 class UnitConnection(asyncio.Protocol):
@@ -144,20 +148,23 @@ class UnitConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         raw = self.raw
-        if raw is not None:
+        if raw is not None and data.endswith(raw.usual_ends) and ABORT not in data:
             size = len(data)
-            if (
-                data.startswith(_TOKEN_STARTS.get(size, ()))
-                and data.endswith(raw.usual_ends)
-                and ABORT not in data
-                and data.find(b"\n", _POOL_SIZE_LINE) == size - 4
-            ):
-                # The parser stands before this chunk, and would stand as well behind it. It is one event:
-                # another one in the same chunk might be an error.
-                try:
+            try:
+                if (
+                    data.startswith(_TOKEN_STARTS.get(size, ()))
+                    and data.find(b"\n", _POOL_SIZE_LINE) == size - 4
+                ):
+                    # The parser stands before this chunk, and would stand as well behind it. It is one event:
+                    # another one in the same chunk might be an error.
                     raw.on_token(data)
-                except Exception as error:
-                    self._crash(error)
+                    return
+                if size <= PART_BYTES and (chunks := chunks_of_tokens(data, raw.usual_ends)):
+                    # They cost about what one does, so they do not wait for a turn.
+                    raw.on_tokens(data, chunks)
+                    return
+            except Exception as error:
+                self._crash(error)
                 return
         try:
             if len(data) > LIMITS.small_reply_bytes or self._late:
@@ -327,6 +334,22 @@ class TokenSink(Protocol):
 
     def on_token(self, chunk: bytes) -> None:
         """One whole chunk that holds the event of a token and ends it."""
+
+    def on_tokens(self, data: bytes, chunks: list[bytes]) -> None:
+        """A read that is several such chunks."""
+
+
+def chunks_of_tokens(data: bytes, ends: tuple[bytes, ...]) -> list[bytes]:
+    """The chunks of a read that ends in one of `ends`, without ABORT, if each of them by itself is one that
+    `data_received` recognises; else none.
+    """
+    chunks = [event + _TOKEN_END for event in data.split(_TOKEN_END)[:-1]]
+    if data.count(b"\n") != _TOKEN_LINES * len(chunks):
+        return []
+    for chunk in chunks:
+        if not (chunk.startswith(_TOKEN_STARTS.get(len(chunk), ())) and chunk.endswith(ends)):
+            return []
+    return chunks
 
 
 class ConnectionOwner(Protocol):

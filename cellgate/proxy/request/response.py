@@ -244,7 +244,21 @@ class Response:
                 self._fold()
         self._write(chunk)
 
+    def on_tokens(self, data: bytes, chunks: list[bytes]) -> None:
+        """The same of several that have come in one read. Each is kept by itself: so they are compared, and
+        read again, like all others.
+        """
+        self.count(len(chunks))
+        self.sent += len(data)
+        kept = self._chunks
+        if kept is not None:
+            kept.extend(chunks)
+            if self.sent > self._fold_at:
+                self._fold()
+        self._write(data)
+
     def count(self, events: int) -> None:
+        """Something has come that has so many events, or parts of them."""
         now = self.now()
         gap_ms = int((now - self.last_at) * 1000)
         self._gaps[gap_ms if gap_ms < GAPS_MS else -1] += 1
@@ -629,6 +643,10 @@ class TokensWithIds:
         response.count(1)
         response.pass_on(chunk, chunk[chunk.index(b"\n") + 1 : -_LINE_END_BYTES])
 
+    def on_tokens(self, data: bytes, chunks: list[bytes]) -> None:
+        """A read that is several such chunks."""
+        pass_stripped(self._response, self._log, data, chunks)
+
 
 class TokensWithCounts:
     """The same where each event has a usage that the client has not asked for."""
@@ -650,6 +668,21 @@ class TokensWithCounts:
             return
         response.count(1)
         response.pass_on(chunk, event[:-_LINE_END_BYTES])
+
+    def on_tokens(self, data: bytes, chunks: list[bytes]) -> None:
+        """A read that is several such chunks."""
+        pass_stripped(self._response, self._log, data, chunks)
+
+
+def pass_stripped(response: Response, log: TokenLog | CountLog, data: bytes, chunks: list[bytes]) -> None:
+    """Pass on a read, which is these chunks of one event each, without what `log` takes out of them."""
+    events = [log.strip(chunk[chunk.find(b"\n") + 1 :]) for chunk in chunks]
+    if [event for event in events if not event.endswith(response.usual_ends)]:
+        response.count(len(events))
+        response.pass_on(data, b"".join([event[:-_LINE_END_BYTES] for event in events]))
+        return
+    chunks = [b"%x\r\n%b" % (len(event) - _LINE_END_BYTES, event) for event in events]
+    response.on_tokens(b"".join(chunks), chunks)
 
 
 # Classifies a unit's reply by its status: an answer for the client, or a failure that is retried first.
