@@ -208,7 +208,7 @@ _FRAME = ("id", "created", "model", "system_fingerprint")
 _NO_TEMPLATE = (b"", b"")
 _TEXT_KEYS = (b'"content":', b'"text":', b'"reasoning":', b'"reasoning_content":', b'"arguments":')
 _TRANSCRIPT_FEW = 4
-"""Fewer pieces than this are read one by one."""
+"""No more events than this are read one by one."""
 
 
 class Transcript:
@@ -289,26 +289,18 @@ class Transcript:
         """Add what was sent; an incomplete event waits for the next piece."""
         left = iter(pieces)
         while self._template is _NO_TEMPLATE and (piece := next(left, None)) is not None:
-            self._read_piece(piece)
-        self._read_alike(list(left))
+            self._read_events(self._events([piece]))
+        if not self._match_all(rest := list(left)):
+            self._read_events(self._events(rest))
         self.shown.settle()
 
-    def _read_alike(self, pieces: list[bytes]) -> None:
+    def _read_events(self, events: list[bytes]) -> None:
         """Read events that are mostly alike: all at once, or recursively in halves."""
-        if len(pieces) > _TRANSCRIPT_FEW:
-            if not self._match_all(pieces):
-                middle = len(pieces) // 2
-                self._read_alike(pieces[:middle])
-                self._read_alike(pieces[middle:])
-            return
-        for piece in pieces:
-            self._read_piece(piece)
-
-    def _read_piece(self, piece: bytes) -> None:
-        if self._is_framed:
-            piece = piece[piece.index(b"\n") + 1 : -len(b"\r\n")]
-        events = self._events(piece)
-        if len(events) > _TRANSCRIPT_FEW and self._cast_events(events):
+        if len(events) > _TRANSCRIPT_FEW:
+            if not self._cast_events(events):
+                middle = len(events) // 2
+                self._read_events(events[:middle])
+                self._read_events(events[middle:])
             return
         for event in events:
             self._read_event(event)
@@ -317,8 +309,10 @@ class Transcript:
         """The next piece does not follow the last one."""
         self._tail, self.closed = b"", True
 
-    def _events(self, data: bytes) -> list[bytes]:
-        events, self._tail = split(self._tail + data)
+    def _events(self, pieces: list[bytes]) -> list[bytes]:
+        if self._is_framed:
+            pieces = [piece[piece.index(b"\n") + 1 : -len(b"\r\n")] for piece in pieces]
+        events, self._tail = split(self._tail + b"".join(pieces))
         self.closed = not self._tail
         if len(self._tail) > LIMITS.event_bytes:
             reached("event_bytes")
@@ -389,11 +383,13 @@ class Transcript:
         return len(casts) == len(pieces) and self._take_texts(casts)
 
     def _cast_events(self, events: list[bytes]) -> bool:
-        """The same for the events of one chunk: a unit, or its network, may send many tokens at once."""
+        """The same of events, however they came: a unit, or its network, may send many tokens at once."""
+        if self._template is _NO_TEMPLATE:
+            return False
         before, behind = self._template[0], self._template[1].removesuffix(b"\r\n")
         skipped, cut = len(before), -len(behind)
         casts = [each[skipped:cut] for each in events if each.startswith(before) and each.endswith(behind)]
-        return len(casts) == len(events) and self._template is not _NO_TEMPLATE and self._take_texts(casts)
+        return len(casts) == len(events) and self._take_texts(casts)
 
     def _take_texts(self, casts: list[bytes]) -> bool:
         """Add texts that are each the JSON of a string; False, and none is added, if they are not."""
