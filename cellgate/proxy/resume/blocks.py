@@ -173,7 +173,7 @@ class BlockTranscript:
             self.unsupported = self.unsupported or f"an event larger than {LIMITS.event_bytes} bytes"
             self._tail = b""
         for event in events:
-            if body := payload(event):
+            if not self._is_like_the_last(event) and (body := payload(event)):
                 self._read_object(body, event)
 
     def _read_object(self, body: bytes, event: bytes) -> None:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from itertools import cycle
+
 import orjson
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cellgate.proxy.config.limits import LIMITS
 from cellgate.proxy.http.errors import Failure, FailureKind, error_event
 from cellgate.proxy.http.sse import payload, split
 from cellgate.proxy.request.answer_shape import are_idle
 from cellgate.proxy.request.response import TokensWithCounts, TokensWithIds
+from cellgate.proxy.resume.blocks import BlockTranscript
 from cellgate.proxy.resume.chat import StreamJoiner
 from cellgate.proxy.resume.eligible import COUNTS, OPEN
 from cellgate.proxy.resume.proof import Tokens
@@ -22,6 +27,7 @@ from cellgate.proxy.resume.replay import (
     ReplayBuffer,
     plain,
 )
+from cellgate.proxy.resume.streams import STREAMS
 from cellgate.proxy.resume.transcript import (
     CountLog,
     TokenLog,
@@ -51,6 +57,17 @@ WORDS = [" one", " two", " three", ' "four"', " \u20ac"]
 TOKENS = [event(word) for word in WORDS]
 EVENTS = b"".join(TOKENS)
 WHOLE = [*TOKENS, event("", finish="stop"), DONE]
+
+OPENED = [
+    b'event: message_start\ndata: {"type":"message_start","message":{"id":"m","content":[]}}\n\n',
+    b'event: content_block_start\ndata: {"type":"content_block_start","index":0,"content_block":'
+    b'{"type":"text","text":""}}\n\n',
+]
+"""What a stream of `/v1/messages` begins with."""
+GROWS = (
+    b'event: content_block_delta\ndata: {"type":"content_block_delta","index":0,"delta":'
+    b'{"type":"text_delta","text":" %b"}}\n\n'
+)
 
 FORMS = {
     "event for event": b"".join(map(chunk, WHOLE)),
@@ -139,14 +156,61 @@ def test_long_streams_are_folded_and_say_the_same(sent: list[bytes]) -> None:
         assert (transcript.text, transcript.closed, transcript.why_not) == ("".join(WORDS * 400), True, "")
 
 
-@pytest.mark.parametrize("sent", [EVENTS, EVENTS.replace(b'":', b'": ')], ids=["dense", "with spaces"])
-def test_many_events_in_a_chunk_are_read_at_once(sent: bytes) -> None:
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 1000])
+@pytest.mark.parametrize(
+    "sent", [TOKENS, [each.replace(b'":', b'": ') for each in TOKENS]], ids=["dense", "spaced"]
+)
+def test_events_are_read_at_once_however_many_are_in_a_chunk(sent: list[bytes], size: int) -> None:
     transcript = Transcript(framed=True)
-    transcript.read([chunk(sent)])
+    transcript.read([*map(chunk, sent)])
+    chunks = grouped(sent * 200, [size])
     with counted() as counts:
-        transcript.read([chunk(sent * 200)])
+        transcript.read(chunks)
     assert transcript.text == "".join(WORDS * 201)
-    assert counts.total() < 40 * 200 * len(WORDS)
+    assert counts.total() < 75 * 200 * len(WORDS)
+
+
+def grouped(events: list[bytes], sizes: list[int]) -> list[bytes]:
+    """Chunks of so many events, in turn."""
+    chunks, left, size = list[bytes](), events, cycle(sizes)
+    while left:
+        many = next(size)
+        chunks.append(chunk(b"".join(left[:many])))
+        left = left[many:]
+    return chunks
+
+
+REASONING = event("").replace(b'"content":""', b'"reasoning":"hm"')
+KINDS = [*TOKENS, TOKENS[0], COMMENT, REASONING, event("", role="assistant"), event("", finish="stop"), DONE]
+
+
+@given(
+    st.lists(st.sampled_from(KINDS), max_size=60), st.lists(st.integers(1, 9), min_size=1), st.integers(0, 60)
+)
+def test_the_same_is_read_of_events_that_come_several_in_a_chunk(
+    events: list[bytes], sizes: list[int], folded_at: int
+) -> None:
+    # Without chunks each event is read as JSON.
+    alone, several = Transcript(), Transcript(framed=True)
+    alone.read(events)
+    for part in (events[:folded_at], events[folded_at:]):
+        several.read(grouped(part, sizes))
+    for name in ("text", "size", "events", "finish", "unsupported", "closed", "has_role", "is_done"):
+        assert getattr(several, name) == getattr(alone, name)
+    assert str(several.shown.reasoning) == str(alone.shown.reasoning)
+
+
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_events_of_blocks_are_compared_with_the_last_however_many_are_in_a_chunk(size: int) -> None:
+    words = [b"word %d" % number for number in range(400)]
+    transcript = STREAMS["messages"].shape(framed=True, ways=OPEN)
+    assert isinstance(transcript, BlockTranscript)
+    transcript.read(map(chunk, [*OPENED, GROWS % words[0]]))
+    chunks = grouped([GROWS % word for word in words[1:]], [size])
+    with counted() as counts:
+        transcript.read(chunks)
+    assert (transcript.why_not, transcript.text) == ("", b"".join(b" " + word for word in words).decode())
+    assert counts.total() < 200 * len(words)
 
 
 STRANGE = [
