@@ -180,7 +180,9 @@ class ProbeContext(Protocol):
         ...
 
     def says_again(self, said: Evidence) -> bool:
-        """Record that a node which was well, and said so, says so again; False: that may change something."""
+        """Record that a unit or a node which was well, and said so by weak evidence, says so again; False:
+        that may change something.
+        """
         ...
 
     def wake(self) -> None:

@@ -216,8 +216,9 @@ class HttpProbe(NodePage):
         """One piece of evidence. The same good reply is the same evidence, but for its time: nothing, where
         that changes nothing.
         """
-        reply, good = context.notes.get(_LAST) or (None, None)
-        if good is not None and answer is reply:
+        last = context.notes.get(_LAST)
+        if last is not None and answer is last[0]:
+            good: Evidence = last[1]
             return () if context.says_again(good) else (replace(good, at=context.now()),)
         (evidence,) = NodePage.read(self, context, answer)
         context.notes[_LAST] = (answer, evidence) if evidence.sign is Sign.GOOD else None

@@ -9,7 +9,7 @@ In this order: `Readiness`, `PauseProbe`, `GateHealth`.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import ClassVar, NamedTuple
 from urllib.parse import quote
@@ -58,6 +58,8 @@ _PATH = "path"
 """Note: the path that this unit has."""
 _ASKED_NOTE = "asked"
 """Note: the path that is being asked, and until when."""
+_READY = "ready"
+"""Note: the last reply, which was good, and the evidence that it was."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,13 +106,20 @@ class Readiness:
 
     def read(
         self, context: ProbeContext, answer: Reply | FetchError
-    ) -> tuple[Evidence] | AsyncGenerator[Finding, None]:
-        path, deadline = context.notes[_ASKED_NOTE]
+    ) -> tuple[Evidence, ...] | AsyncGenerator[Finding, None]:
+        """The same good reply is the same evidence, but for its time."""
+        notes = context.notes
+        if (last := notes.get(_READY)) is not None and answer is last[0]:
+            good: Evidence = last[1]
+            return () if context.says_again(good) else (replace(good, at=context.now()),)
+        path, deadline = notes[_ASKED_NOTE]
         if isinstance(answer, Reply):
             if answer.status in _ASKS_MORE:
                 return self._ask_more(context, path, answer, deadline)
-            context.notes[_PATH] = path
-        return (self._evidence(context, path, answer),)
+            notes[_PATH] = path
+        evidence = self._evidence(context, path, answer)
+        notes[_READY] = (answer, evidence) if evidence.sign is Sign.GOOD else None
+        return (evidence,)
 
     async def _ask_more(
         self, context: ProbeContext, path: str, reply: Reply, deadline: float

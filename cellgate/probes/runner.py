@@ -77,6 +77,10 @@ class Runner:
         """Those that look, among which it is while it does."""
         self._probe = probe
         self._page_probe = probe if isinstance(probe, HttpPageProbe) else None
+        is_of_unit = context.node is None
+        self._may_be_postponed = is_of_unit or self._page_probe is None
+        """Progress of the unit postpones it; not a node's page."""
+        self._may_be_put_off = is_of_unit and self._page_probe is None
         self.context = context
         self._now = context.now
         self._take = take
@@ -148,8 +152,10 @@ class Runner:
 
         While it looks, that is when it began to.
         """
-        if self.looks_since < math.inf:
-            return self._last_at
+        return self._last_at if self.looks_since < inf else self._next_at()
+
+    def _next_at(self) -> float:
+        """The same when it does not look."""
         if self._nudged:
             return self._last_at + GAP_S
         try:
@@ -180,7 +186,7 @@ class Runner:
     def _wait(self) -> None:
         """Wait until it is due."""
         self._forget_due()
-        self._wait_until(self.due_at())
+        self._wait_until(self._next_at())
 
     def _wait_until(self, due_at: float) -> None:
         self._awaited_at = due_at
@@ -188,11 +194,12 @@ class Runner:
         pause_s = due_at - now
         if 0.0 < pause_s <= RARE_S:
             if not self._nudged:
-                if self.context.is_calm or (pause_s >= REST_MAX_S and self.context.is_of_many):
-                    is_young = pause_s < 0.9 * REST_MAX_S or self.context.rest(self._last_at) < BEGINS_TO_REST
+                context = self.context
+                if context.is_calm or (pause_s >= REST_MAX_S and context.is_of_many):
+                    is_young = pause_s < 0.9 * REST_MAX_S or context.rest(self._last_at) < BEGINS_TO_REST
                     most_s = (REST_JITTER if is_young else RESTED_JITTER) * pause_s
-                else:
-                    most_s = min(JITTER * pause_s, JITTER_MAX_S)
+                elif (most_s := JITTER * pause_s) > JITTER_MAX_S:
+                    most_s = JITTER_MAX_S
                 due_at -= most_s * self._rng.random()
         elif pause_s < 0.0:
             due_at = now
@@ -206,23 +213,23 @@ class Runner:
             self._due = None
 
     def _wake(self) -> None:
-        assert self._due is not None
-        late_s, self._due = self._now() - self._due.when, None
-        if self._page_probe is None or self.context.node is None:
-            due_at = self.due_at()
+        due, self._due = self._due, None
+        assert due is not None
+        if self._may_be_postponed:
+            due_at = self._next_at()
             if due_at > self._awaited_at:
-                # The unit has made progress meanwhile, which postpones the run; not that of a node's page.
+                # The unit has made progress meanwhile.
                 self._is_put_off = False
                 self._wait_until(due_at)
                 return
-        if self._page_probe is None and self.context.node is None and self._waits_for_others(late_s):
+        if self._may_be_put_off and self._waits_for_others(self._now() - due.when):
             return
         self._nudged = self._overdue = self._was_late = False
-        self._last_at = self.looks_since = self._now()
-        self.context.asks(self._last_at)
+        self._last_at = self.looks_since = now = self._now()
+        self.context.asks(now)
         self._running[self] = None
-        if self._page_probe is not None:
-            self._ask(self._page_probe)
+        if (page_probe := self._page_probe) is not None:
+            self._ask(page_probe)
         else:
             self._talk(cast("AsyncProbe", self._probe).look(self.context))
 
@@ -240,14 +247,19 @@ class Runner:
         return self._is_put_off
 
     def _end(self) -> None:
-        self.looks_since = math.inf
-        self._running.pop(self, None)
-        self._run = self._waits_for = self._pending = None
+        self._run = self._waits_for = None
         if self._late is not None:
             self._timers.cancel(self._late)
             self._late = None
+        self._end_page()
+
+    def _end_page(self) -> None:
+        """The end of a run that has talked to nobody."""
+        self.looks_since, self._pending = inf, None
+        self._running.pop(self, None)
         if not self._is_stopped:
-            self._wait()
+            # It has no timer while it looks.
+            self._wait_until(self._next_at())
 
     def _end_run(self) -> None:
         """End a run that is not wanted any more."""
@@ -257,32 +269,31 @@ class Runner:
             self._pending.abandon()
             if self._overdue:
                 self._failed(TimeoutError())
-            self._end()
+            self._end_page()
 
     # -- a run that reads a page ---------------------------------------------------------------------------
 
     def _ask(self, probe: HttpPageProbe) -> None:
         try:
-            page = probe.page(self.context)
-            self._pending = page.fetch.get(
-                page.target, self._answered, timeout_s=page.timeout_s, max_bytes=page.max_bytes
-            )
+            fetch, target, timeout_s, max_bytes = probe.page(self.context)
+            self._pending = fetch.get(target, self._answered, timeout_s=timeout_s, max_bytes=max_bytes)
         except Exception as error:
             self._failed(error)
-            self._end()
+            self._end_page()
 
     def _answered(self, answer: Reply | FetchError) -> None:
         assert self._page_probe is not None
         try:
             findings = self._page_probe.read(self.context, answer)
-            if isinstance(findings, AsyncGenerator):
+            # What most looks find is a tuple, and a class that is abstract is dear to ask for.
+            if type(findings) is not tuple and isinstance(findings, AsyncGenerator):
                 self._talk(findings)
                 return
             for finding in findings:
                 self._take(finding)
         except Exception as error:
             self._failed(error)
-        self._end()
+        self._end_page()
 
     # -- a run that talks ----------------------------------------------------------------------------------
 
@@ -370,6 +381,8 @@ RESOLUTION_S = 0.001
 PER_TURN = 32
 """Calls made in one turn of the loop; the next ones wait for another, so that others have their turn."""
 SLOTS_PER_S = 100
+EXPIRE_EVERY_S = 0.01
+"""So late may what is expected expire when something has just expired."""
 SPARE = 64
 """Slots without calls that are kept until their time, beside two for each call."""
 
@@ -414,13 +427,13 @@ class Timers:
         self._answers: deque[tuple[Callable[[Any], None], Any]] = deque()
         self._timer: asyncio.TimerHandle | None = None
         self._wakes_at = inf
-        self._awaited: dict[Awaited, float] = {}
+        self.awaited: dict[Awaited, float] = {}
         """What is expected, and by when. Nearly all of it comes, so that one timer is enough."""
         self._expects: Timer | None = None
 
     def expect(self, what: Awaited, until: float) -> None:
         """Have it expire then, unless it is forgotten."""
-        self._awaited[what] = until
+        self.awaited[what] = until
         timer = self._expects
         if timer is None or until < timer.when:
             if timer is not None:
@@ -429,30 +442,32 @@ class Timers:
 
     def forget(self, what: Awaited) -> None:
         """It has come."""
-        self._awaited.pop(what, None)
+        self.awaited.pop(what, None)
 
     def close(self) -> None:
         """Nothing is expected any more."""
-        self._awaited.clear()
+        self.awaited.clear()
         if self._expects is not None:
             self.cancel(self._expects)
 
     def _expire(self) -> None:
         self._expects, until = None, self._loop.time() + self._early_s
-        for what in [what for what, due_at in self._awaited.items() if due_at <= until]:
-            if self._awaited.pop(what, None) is not None:
+        for what in [what for what, due_at in self.awaited.items() if due_at <= until]:
+            if self.awaited.pop(what, None) is not None:
                 what.expire()
-        if self._awaited and self._expects is None:
-            self._expects = self.at(min(self._awaited.values()), self._expire)
+        if self.awaited and self._expects is None:
+            # Where all units hang, many expire one after the other, and all are looked at each time.
+            next_at = max(min(self.awaited.values()), until + EXPIRE_EVERY_S)
+            self._expects = self.at(next_at, self._expire)
 
     def at(self, when: float, call: Callable[[], None]) -> Timer:
         """Make this call then; what is returned is for `cancel`."""
-        due, slot, slots = Timer(when, call), int(when * SLOTS_PER_S), self._slots
-        if slot in slots:
-            slots[slot][due] = None
+        due, number, slots = Timer(when, call), int(when * SLOTS_PER_S), self._slots
+        if (slot := slots.get(number)) is not None:
+            slot[due] = None
         else:
-            slots[slot] = {due: None}
-            heappush(self._order, slot)
+            slots[number] = {due: None}
+            heappush(self._order, number)
             if len(slots) > 2 * self._count + SPARE:
                 self._forget_empty()
         self._count += 1
@@ -509,10 +524,8 @@ class Timers:
         self._wakes_at, self._timer = -inf, None
         following, left = self._next, PER_TURN
         try:
-            now = self._loop.time()
-            self._collect(now + self._early_s)
-            if len(following) < PER_TURN and self.few_early_s:
-                self._collect(now + self.few_early_s)
+            now, are_few = self._loop.time(), len(following) < PER_TURN
+            self._collect(now + ((are_few and self.few_early_s) or self._early_s))
             if following:
                 self.late_s = max(0.0, now - following[0].when)
             while following and left:

@@ -78,6 +78,8 @@ class Stall(NamedTuple):
 
 def stall_limit_s(state: UnitState, rules: Rules) -> float:
     """How long a unit may stall with its present work."""
+    if not state.leases:
+        return max(rules.silent_min_s, _steps_s(state))
     # A decoder may stand still while it connects to a prefiller for the first time.
     splits = [lease.split for lease in state.leases if lease.split is not None and not lease.committed]
     connect_s = max((split.limit_s for split in splits if split.is_first), default=0.0)

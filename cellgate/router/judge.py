@@ -138,10 +138,30 @@ def open_case(now: float) -> Case:
 
 def ignores_good_evidence(case: Case) -> bool:
     """True when good evidence would change nothing: the unit is UP without recent bad evidence."""
-    return (
-        case.verdict is _UP
-        and not case.faults
-        and not (case.window and any(e.sign is Sign.BAD for e in case.window))
+    if case.verdict is not _UP or case.faults:
+        return False
+    # A generator would cost more than all else that is done with good evidence.
+    for known in case.window:  # noqa: SIM110
+        if known.sign is Sign.BAD:
+            return False
+    return True
+
+
+def said_again(case: Case, evidence: Evidence, rules: Rules) -> Case:
+    """As `judge`, for weak good evidence of a unit as a whole where that changes nothing: only the rate of
+    bad evidence later is another one.
+    """
+    window = _recent(case.window, evidence, rules)
+    return Case(
+        case.verdict,
+        case.since,
+        case.epochs,
+        case.restarted,
+        window,
+        case.passes,
+        case.faults,
+        case.because,
+        case.cleared,
     )
 
 

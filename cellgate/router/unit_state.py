@@ -84,6 +84,10 @@ class InRotation:
         if is_other:
             self._change()
 
+    def extend(self, case: Case) -> None:
+        """The judge knows more good evidence of a unit that was well, which changes nothing."""
+        self._case = case
+
     @property
     def drained(self) -> bool:
         """Whether an operator has taken it out."""
@@ -319,9 +323,12 @@ class UnitState(InRotation):
     def overtaken(self) -> LongWaits:
         """How long requests have lately waited for their first token while later ones were answered."""
         like = self.engine, self._models
-        if like not in self.waits_known and len(self.waits_known) >= FORMS_KEPT:
+        if (known := self.waits_known.get(like)) is not None:
+            return known
+        if len(self.waits_known) >= FORMS_KEPT:
             self.waits_known.clear()
-        return self.waits_known.setdefault(like, LongWaits())
+        self.waits_known[like] = waits = LongWaits()
+        return waits
 
     @property
     def in_flight(self) -> int:

@@ -43,6 +43,7 @@ from cellgate.router.health import (
     shows_nothing_else,
     stall_limit_s,
 )
+from cellgate.router.judge import said_again
 from cellgate.router.nouns import (
     USABLE,
     Answered,
@@ -82,7 +83,8 @@ _LOOK_AT: dict[Verdict, tuple[str, ...]] = {
 """What is looked at as soon as a unit has this verdict."""
 
 _SAID_AGAIN = "again"
-"""Note: what a node says again and again; its time is that of the last time."""
+"""Note: what a node says again and again, and where that is kept; its time is that of the last time."""
+_set = object.__setattr__
 SWEEP_S = 1.0
 PEERS_ASKED = 2
 """So many idle ones get a canary when a unit stalls, or that of an idle one is late: do they do better?"""
@@ -465,15 +467,24 @@ class UnitContext:
             self.unit_state.asked_at = at
 
     def says_again(self, said: Evidence) -> bool:
-        state, key = self.unit_state, (said.node, said.source)
+        state = self.unit_state
         if not state.is_healthy_unchanged:
             return False
-        known, again = state.last_evidence, self.notes.get(_SAID_AGAIN)
-        if again is not None and known.get(key) is again:
-            # Nobody else has it: a new one each time would cost as much as the question.
-            object.__setattr__(again, "at", self.now())
-        else:
-            known[key] = self.notes[_SAID_AGAIN] = replace(said, at=self.now())
+        if said.node is None:
+            at = self.now()
+            word = Evidence(said.unit, said.sign, said.strength, said.source, said.reason, at)
+            state.last_evidence[None, said.source] = word
+            state.extend(said_again(state.case, word, self.rules))
+            self.attention.tell(state)
+            return True
+        if (again := self.notes.get(_SAID_AGAIN)) is not None:
+            key, word = again
+            if state.last_evidence.get(key) is word:
+                # Nobody else has it: a new one each time would cost as much as the question.
+                _set(word, "at", self.now())
+                return True
+        key, word = (said.node, said.source), replace(said, at=self.now())
+        state.last_evidence[key], self.notes[_SAID_AGAIN] = word, (key, word)
         return True
 
     def wake(self) -> None:

@@ -76,19 +76,18 @@ class Call:
 
     def on_connected(self, conn: UnitConnection) -> None:
         self._conn = conn
-        conn.send(self._head, self._body, self, to_head=False, usual=self.usual)
+        if (usual := self.usual) is not None and len(usual.body) <= self._max_bytes:
+            conn.send_again(self._head, usual, self)
+        else:
+            conn.send(self._head, self._body, self, to_head=False)
+
+    def on_usual(self) -> None:
+        assert self.usual is not None
+        self.over = True
+        self.reply_head = self.usual.head
+        self._caller.answered(self.usual.head.status, self.usual.body)
 
     def on_read(self, data: bytes, pieces: list[bytes], conn: UnitConnection) -> None:
-        usual = self.usual
-        if usual is None or conn.reply.head is not usual.head or len(usual.body) > self._max_bytes:
-            self._take(data, pieces, conn)
-        else:
-            # Only the whole of it is known by its head.
-            self.over = True
-            self.reply_head = usual.head
-            self._caller.answered(usual.head.status, usual.body)
-
-    def _take(self, data: bytes, pieces: list[bytes], conn: UnitConnection) -> None:
         is_first, self._has_read = not self._has_read, True
         if is_first:
             self._pieces, self._size = [], 0

@@ -23,7 +23,7 @@ from cellgate.proxy.http.errors import Failure, FailureKind
 from cellgate.proxy.http.heads import RANK_FIELD
 from cellgate.proxy.http.held import HeldConnection
 from cellgate.proxy.http.names import Lookups
-from cellgate.proxy.http.reply import ReplyHead, UsualReply
+from cellgate.proxy.http.reply import BYTES_MAX, ReplyHead, UsualReply
 from cellgate.proxy.http.turns import ReadScheduler
 from cellgate.proxy.http.unit import (
     LATE_S,
@@ -90,7 +90,8 @@ class UnitFetch:
     @property
     def is_held(self) -> bool:
         """Whether a connection is held open; see `cellgate.probes.base.Fetch`."""
-        return self.held is not None and self.held.is_open
+        held = self.held
+        return held is not None and held.is_open
 
     def hold(self, lost: Callable[[], None]) -> None:
         if self.held is None:
@@ -138,19 +139,27 @@ class UnitFetch:
         max_bytes: int = 1 << 20,
     ) -> PageWait:
         """A GET without a task; see `cellgate.probes.base.Fetch`."""
-        page, held = self._pages.get(target) or self._page(target), self.held
-        if held is not None and (usual := page.usual) is not None and len(usual.body) <= max_bytes:
-            now, look = self.now(), page.look
-            if look is None:
-                page.look = look = PageLook(self, page, held)
-            if not look.is_on_its_way and now - self.fresh_at < FRESH_HELD_S:
-                conn = held.take(now)
-                if conn is not None:
-                    if held.opened_at > self.fresh_at:
-                        self.fresh_at = held.opened_at
-                    look.ask(conn, now + timeout_s, max_bytes, done)
-                    return look
+        if (page := self._pages.get(target)) is None:
+            page = self._page(target)
+        elif page.usual is not None:
+            if (look := page.look) is None:
+                page.look = look = PageLook(self, page)
+            if look.ask(timeout_s, max_bytes, done):
+                return look
         return _Waiting(self, page, b"", timeout_s, max_bytes, False, done)
+
+    def take_kept(self, now: float) -> UnitConnection | None:
+        """A kept connection that may carry the next request: the one that is held, or another. None: there is
+        none, or it is time for a new one.
+        """
+        held, fresh_s = self.held, FETCH_FRESH_S
+        if held is not None and held.is_open:
+            fresh_s = FRESH_HELD_S
+            if now - self.fresh_at < fresh_s and (conn := held.take(now)) is not None:
+                if held.opened_at > self.fresh_at:
+                    self.fresh_at = held.opened_at
+                return conn
+        return self.pool.take_idle(now) if now - self.fresh_at < fresh_s else None
 
     def note_reply(self) -> None:
         self.answered_at = self.now()
@@ -216,54 +225,52 @@ class KnownPage:
 
 
 class PageLook:
-    """The request of a known page on a connection that is held, which is mostly answered as always: one
-    object for all of them. `tell` is called as soon as the connection is free again. Of whatever else comes
-    a request of its own is made.
+    """The request of a known page on a kept connection, which is mostly answered as always: one object for
+    all of them. `tell` is called as soon as the connection is free again. Of whatever else comes a request of
+    its own is made.
     """
 
-    __slots__ = (
-        "_conn",
-        "_due_at",
-        "_fetch",
-        "_held",
-        "_max_bytes",
-        "_page",
-        "_tell",
-        "_waiting",
-        "is_on_its_way",
-    )
+    __slots__ = ("_conn", "_due_at", "_fetch", "_max_bytes", "_page", "_tell", "_waiting")
 
-    def __init__(self, fetch: UnitFetch, page: KnownPage, held: HeldConnection) -> None:
-        self._fetch, self._page, self._held = fetch, page, held
+    def __init__(self, fetch: UnitFetch, page: KnownPage) -> None:
+        self._fetch, self._page = fetch, page
         self._conn: UnitConnection | None = None
         self._due_at, self._max_bytes = 0.0, 0
         self._tell: Callable[[Reply | FetchError], None] | None = None
+        """Who waits for the reply; None: it is not on its way."""
         self._waiting: _Waiting | None = None
-        self.is_on_its_way = False
 
-    def ask(
-        self, conn: UnitConnection, due_at: float, max_bytes: int, tell: Callable[[Reply | FetchError], None]
-    ) -> None:
-        self._conn, self._due_at, self._max_bytes = conn, due_at, max_bytes
-        self._tell, self._waiting, self.is_on_its_way = tell, None, True
-        self._fetch.deadlines.expect(self, due_at)
-        page = self._page
-        conn.send(page.head, b"", self, to_head=False, usual=page.usual)
+    def ask(self, timeout_s: float, max_bytes: int, tell: Callable[[Reply | FetchError], None]) -> bool:
+        """Ask; False, with nothing done, if it is on its way already, no connection is kept, or the usual
+        reply may be too large.
+        """
+        fetch, page = self._fetch, self._page
+        usual, now = page.usual, fetch.now()
+        if self._tell is not None or usual is None or max_bytes < BYTES_MAX:
+            return False
+        if (conn := fetch.take_kept(now)) is None:
+            return False
+        self._conn, self._max_bytes, self._tell, self._waiting = conn, max_bytes, tell, None
+        self._due_at = due_at = now + timeout_s
+        fetch.deadlines.expect(self, due_at)
+        conn.send_again(page.head, usual, self)
+        return True
+
+    def on_usual(self) -> None:
+        fetch, reply = self._fetch, self._page.reply
+        fetch.deadlines.forget(self)
+        fetch.note_reply()
+        if (tell := self._tell) is not None and reply is not None:
+            self._tell = None
+            tell(reply)
 
     def on_read(self, data: bytes, pieces: list[bytes], conn: UnitConnection) -> None:
-        """The reply, or a part of one that is not as always."""
-        usual = self._page.usual
-        if usual is not None and conn.reply.head is usual.head and conn.reply.ended:
-            self._fetch.note_reply()
-            self._held.then = self._answered
-            return
-        waiting = self._become()
-        if waiting is not None:
+        """The reply, or a part of one, that is not as always."""
+        if (waiting := self._become()) is not None:
             waiting.reads_on(data, pieces, conn)
 
     def on_failed(self, failure: Failure) -> None:
-        waiting = self._become()
-        if waiting is not None:
+        if (waiting := self._become()) is not None:
             waiting.failed(failure)
 
     def expire(self) -> None:
@@ -275,20 +282,13 @@ class PageLook:
     def abandon(self) -> None:
         if self._waiting is not None:
             self._waiting.abandon()
-        elif self.is_on_its_way:
+        elif self._tell is not None:
             self._end()
             if self._conn is not None:
                 self._conn.drop()
 
-    def _answered(self) -> None:
-        """The connection is free again."""
-        tell, reply = self._tell, self._page.reply
-        self._end()
-        if tell is not None and reply is not None:
-            tell(reply)
-
     def _end(self) -> None:
-        self._held.then, self._tell, self.is_on_its_way = None, None, False
+        self._tell = None
         self._fetch.deadlines.forget(self)
 
     def _become(self) -> _Waiting | None:
@@ -304,7 +304,7 @@ class PageLook:
 class _Waiting:
     """A request on its way: `tell` is called with what becomes of it, in a later turn of the loop."""
 
-    __slots__ = ("_call", "_due", "_fetch", "_fresh_at", "_is_over", "_page", "_tell")
+    __slots__ = ("_call", "_due_at", "_fetch", "_fresh_at", "_is_over", "_page", "_tell")
 
     def __init__(
         self,
@@ -348,8 +348,8 @@ class _Waiting:
         return waiting
 
     def _wait(self, due_at: float, body: bytes, max_bytes: int) -> None:
-        self._due = self._fetch.deadlines.at(due_at, self.expire)
-        page = self._page
+        self._due_at, page = due_at, self._page
+        self._fetch.deadlines.expect(self, due_at)
         self._call = Call(self, self._fetch.pool, page.head, body, max_bytes=max_bytes, usual=page.usual)
 
     def reads_on(self, data: bytes, pieces: list[bytes], conn: UnitConnection) -> None:
@@ -383,7 +383,7 @@ class _Waiting:
     def expire(self) -> None:
         phase = self._call.phase
         self._call.abandon()
-        if self._fetch.now() > self._due.when + LATE_S:
+        if self._fetch.now() > self._due_at + LATE_S:
             self._fail(FetchError(Trouble.OWN, f"the gate's event loop was blocked ({phase})"))
         else:
             self._fail(FetchError(Trouble.TIMEOUT, f"no answer in time ({phase})"))
@@ -400,7 +400,7 @@ class _Waiting:
 
     def _close(self) -> None:
         self._is_over = True
-        self._fetch.deadlines.cancel(self._due)
+        self._fetch.deadlines.forget(self)
         # They refer to each other: without this, each look would leave something to the collector.
         del self._call
 

@@ -31,6 +31,8 @@ class HeldConnection:
         self._pool = pool
         self._loop = loop
         self._conn: UnitConnection | None = None
+        self.is_open = False
+        """Whether there is one: the server is seen to be there."""
         self._is_busy = False
         """It carries a question, or has not been opened yet."""
         self._opening: asyncio.Task[UnitConnection] | None = None
@@ -38,13 +40,6 @@ class HeldConnection:
         """When the last one was asked for."""
         self._wanted_until = self._not_before = -inf
         self._lost: Callable[[], None] = lambda: None
-        self.then: Callable[[], None] | None = None
-        """Called once the connection is free again, or dropped."""
-
-    @property
-    def is_open(self) -> bool:
-        """Whether the server is seen to be there."""
-        return self._conn is not None
 
     def want(self, lost: Callable[[], None]) -> None:
         """Hold one from now on, for a while after the last question."""
@@ -56,7 +51,7 @@ class HeldConnection:
     def take(self, now: float) -> UnitConnection | None:
         """The connection, for one request; None: there is none to spare."""
         conn = self._conn
-        if conn is None or self._is_busy or not conn.usable:
+        if conn is None or self._is_busy or (transport := conn.transport) is None or transport.is_closing():
             return None
         self._is_busy = conn.reused = True
         self._wanted_until = now + HELD_S
@@ -75,14 +70,10 @@ class HeldConnection:
         """The reply to a question has come."""
         self._is_busy = False
         conn.idle_since = self._loop.time()
-        if (then := self.then) is not None:
-            then()
 
     def forget(self, conn: UnitConnection) -> None:
         if conn is self._conn:
-            self._conn, self._is_busy = None, False
-            if (then := self.then) is not None:
-                then()
+            self._conn, self.is_open, self._is_busy = None, False, False
 
     def closed(self, conn: UnitConnection, **_how: bool) -> None:
         """The server has closed it. In the middle of a question, whoever asked learns of it as well."""
@@ -116,7 +107,7 @@ class HeldConnection:
         if task.exception() is None:
             conn = task.result()
             if conn.usable and self._loop.time() < self._wanted_until:
-                self._conn = conn
+                self._conn, self.is_open = conn, True
                 return
             conn.drop()
         if self._loop.time() < self._wanted_until:

@@ -210,12 +210,6 @@ class ReplyReader:
         self._pieces = []
         return pieces
 
-    def repeat(self, head: ReplyHead, body: bytes) -> list[bytes]:
-        """The next reply has come, whole: another one with this head and this body."""
-        self.begun = self.has_head = self.ended = self.keep_alive = True
-        self.head, self.length, self._coding = head, head.length, head.coding
-        return [body]
-
     def is_ended_by_close(self) -> bool:
         """Whether the end of the connection is the end of the reply, which it is then."""
         if not self.has_head or self.ended or self.marks_its_end():
@@ -439,29 +433,29 @@ BYTES_MAX = 4096
 """Of a larger reply something changes most of the time."""
 
 _REPLY_DATE = re.compile(rb"\r\ndate: ([ -~]{29})\r\n", re.IGNORECASE)
-_TIME = re.compile(rb"[ -~]*")
+_is_time = re.compile(rb"[ -~]*").fullmatch
 
 
 class UsualReply:
     """A whole reply that ended by its length and left the connection open; its `head` and `body`."""
 
-    __slots__ = ("_after", "_before", "_size", "body", "head")
+    __slots__ = ("_after", "_before", "_date", "_size", "body", "head")
 
     def __init__(self, data: bytes, head: ReplyHead, body: bytes) -> None:
         found = _REPLY_DATE.search(data, 0, data.find(b"\r\n\r\n") + 2)
         begin, end = found.span(1) if found else (len(data), len(data))
         self._before, self._after, self._size = data[:begin], data[end:], len(data)
+        self._date = begin, end
         self.head = head
         self.body = body
 
     def is_like(self, data: bytes) -> bool:
         """Whether this is the same reply, perhaps of another time."""
-        before, after = self._before, self._after
         return (
             len(data) == self._size
-            and data.startswith(before)
-            and data.endswith(after)
-            and _TIME.fullmatch(data, len(before), self._size - len(after)) is not None
+            and data.startswith(self._before)
+            and data.endswith(self._after)
+            and _is_time(data, *self._date) is not None
         )
 
 

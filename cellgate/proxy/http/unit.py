@@ -55,7 +55,7 @@ class UnitConnection(asyncio.Protocol):
     """One connection to a unit, carrying one request at a time; `reply` is what has come of its reply.
 
     `raw` is set by the relaying response while the stream is between two chunks and two events; a reply that
-    is like the `usual` one is not parsed.
+    is like the `usual` one, if that is set, is not parsed: its sink is told once the connection is free.
     """
 
     __slots__ = (
@@ -89,14 +89,10 @@ class UnitConnection(asyncio.Protocol):
 
     # -- use -----------------------------------------------------------------------------------------------
 
-    def send(
-        self, head: bytes, body: bytes, sink: ReplySink, *, to_head: bool, usual: UsualReply | None = None
-    ) -> None:
-        """Send one request; its reply goes to `sink`. `to_head` says that the method is HEAD, `usual` is the
-        reply that will probably come.
-        """
+    def send(self, head: bytes, body: bytes, sink: ReplySink, *, to_head: bool) -> None:
+        """Send one request; its reply goes to `sink`. `to_head` says that the method is HEAD."""
         self.sink = sink
-        self.usual = usual
+        self.usual = None
         self.reply.expect(to_head=to_head)
         transport = self.transport
         if transport is None or transport.is_closing():
@@ -108,6 +104,17 @@ class UnitConnection(asyncio.Protocol):
             transport.write(head + body)
         else:
             transport.writelines((head, body))
+
+    def send_again(self, head: bytes, usual: UsualReply, sink: UsualSink) -> None:
+        """The same, of a GET to which this reply will probably come."""
+        if (transport := self.transport) is None:
+            self.send(head, b"", sink, to_head=False)
+            return
+        self.sink = sink
+        self.usual = usual
+        if self.reply.begun:
+            self.reply.expect(to_head=False)
+        transport.write(head)
 
     def drop(self) -> None:
         """Drop the reply and close the connection at once: the unit must stop working for it."""
@@ -166,6 +173,11 @@ class UnitConnection(asyncio.Protocol):
             except Exception as error:
                 self._crash(error)
                 return
+        if (usual := self.usual) is not None:
+            # Only the first read may be the whole of it.
+            self.usual = None
+            if usual.is_like(data) and self._repeat():
+                return
         try:
             if len(data) > LIMITS.small_reply_bytes or self._late:
                 self._put_aside(data)
@@ -201,11 +213,8 @@ class UnitConnection(asyncio.Protocol):
             # There was no request: the connection cannot be trusted with one.
             self.drop()
             return []
-        reply, usual = self.reply, self.usual
-        if usual is not None and not reply.begun and usual.is_like(data):
-            pieces = reply.repeat(usual.head, usual.body)
-        else:
-            pieces = reply.feed(data)
+        reply = self.reply
+        pieces = reply.feed(data)
         if reply.misbehaved:
             self._fail(FailureKind.GARBAGE, reply.misbehaved)
         else:
@@ -278,6 +287,18 @@ class UnitConnection(asyncio.Protocol):
         except Exception as error:
             self._crash(error)
 
+    def _repeat(self) -> bool:
+        """The first read is the usual reply; False: nobody has asked."""
+        if (sink := self.sink) is None or self.reply.begun:
+            return False
+        self.sink = None
+        try:
+            self._pool.give_back(self)
+            cast(UsualSink, sink).on_usual()
+        except Exception as error:
+            self._crash(error)
+        return True
+
     def _update_reading(self) -> None:
         transport = self.transport
         if transport is None or transport.is_closing():
@@ -323,6 +344,13 @@ class ReplySink(Protocol):
 
     def on_failed(self, failure: Failure) -> None:
         """The reply failed; the connection is closed."""
+
+
+class UsualSink(ReplySink, Protocol):
+    """Receives a reply that is probably like the last one."""
+
+    def on_usual(self) -> None:
+        """It is; its connection has been given back."""
 
 
 class TokenSink(Protocol):
@@ -448,18 +476,23 @@ class Pool:
 
     def take(self, waiter: ConnectionWaiter, *, fresh: bool = False) -> None:
         """Give `waiter` a connection: at once when one is idle (and `fresh` is not asked for), else later."""
-        now = self._loop.time()
-        while self._idle and not fresh:
+        if not fresh and (conn := self.take_idle(self._loop.time())) is not None:
+            waiter.on_connected(conn)
+            return
+        task = self._loop.create_task(self._connect())
+        self._connecting[task] = waiter
+        task.add_done_callback(self._settled)
+
+    def take_idle(self, now: float) -> UnitConnection | None:
+        """The youngest connection that is kept for reuse, for one request; None: there is none."""
+        while self._idle:
             conn = self._idle.pop()
             transport = conn.transport
             if transport is not None and not transport.is_closing() and now - conn.idle_since < POOL_IDLE_S:
                 conn.reused = True
-                waiter.on_connected(conn)
-                return
+                return conn
             conn.drop()
-        task = self._loop.create_task(self._connect())
-        self._connecting[task] = waiter
-        task.add_done_callback(self._settled)
+        return None
 
     def cancel(self, waiter: ConnectionWaiter) -> None:
         """The waiter no longer wants its connection; what is being opened is kept for the next."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections.abc import Callable
+from functools import partial
 from typing import cast
 
 import pytest
 
 from cellgate.probes.base import FetchError, PageWait, Reply, Trouble
-from cellgate.probes.runner import Timers
+from cellgate.probes.runner import EXPIRE_EVERY_S, Timers
 from cellgate.proxy.http.fetch import FETCH_FRESH_S, FRESH_POST_S, UnitFetch
 from tests.sim.loop import SimLoop
 from tests.wire.stage import Stage, simulated, stage
@@ -21,9 +22,16 @@ PLAIN_CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
 def fetch_of(here: Stage) -> UnitFetch:
-    """The fetch of the only unit."""
+    """The fetch of the only unit. In the end it waits for nothing."""
     pool, loop = here.gateway.services.pool(here.plane.board.units["u0"]), asyncio.get_running_loop()
-    return UnitFetch(pool, loop, lambda: None, Timers(loop))
+    deadlines = Timers(loop)
+    here.plane.on_close.append(partial(_close, deadlines))
+    return UnitFetch(pool, loop, lambda: None, deadlines)
+
+
+def _close(deadlines: Timers) -> None:
+    assert not deadlines.awaited
+    deadlines.close()
 
 
 @simulated
@@ -194,18 +202,51 @@ async def test_pages_by_callback_bring_replies_and_troubles() -> None:
 
 
 @simulated
+async def test_pages_that_hang_expire_in_time_though_many_do_and_kept_connections_are_renewed() -> None:
+    async with stage(whole()) as here:
+        fetch, got, loop = fetch_of(here), list[float](), asyncio.get_running_loop()
+
+        def told(answer: Reply | FetchError) -> None:
+            assert isinstance(answer, FetchError)
+            got.append(loop.time())
+
+        for _ in range(3):
+            fetch.get("/x", lambda _: None, timeout_s=TIMEOUT_S)
+            await asyncio.sleep(1.0)
+        assert [connection.requests for connection in here.unit.connections] == [3]
+        here.unit.script, asked = silent, []
+        for _ in range(8):
+            asked.append(loop.time())
+            fetch.get("/x", told, timeout_s=TIMEOUT_S)
+            await asyncio.sleep(0.003)
+        await asyncio.sleep(TIMEOUT_S + 0.1)
+        assert [
+            0.0 <= at - begun - TIMEOUT_S <= 2 * EXPIRE_EVERY_S for at, begun in zip(got, asked, strict=True)
+        ]
+        here.unit.script = whole()
+        for _ in range(2):
+            fetch.get("/x", lambda _: None, timeout_s=TIMEOUT_S)
+            await asyncio.sleep(FETCH_FRESH_S)
+        assert [connection.requests for connection in here.unit.connections][-2:] == [1, 1]
+
+
+@simulated
 async def test_who_gives_up_a_page_is_not_told_of_it() -> None:
     """Neither while it is awaited, nor when it has just come."""
     async with stage(whole()) as here:
         pool, loop = here.gateway.services.pool(here.plane.board.units["u0"]), asyncio.get_running_loop()
         told, waits = list[Reply | FetchError](), list[PageWait]()
-        fetch = UnitFetch(pool, loop, lambda: waits[-1].abandon(), Timers(loop))
-        for _ in range(2):
+        fetch = UnitFetch(pool, loop, lambda: waits[-1].abandon(), deadlines := Timers(loop))
+        # The last one on a kept connection.
+        for pause_s in (0.0, 1.0, 1.0):
             waits.append(fetch.get("/health", told.append, timeout_s=TIMEOUT_S))
-        waits[0].abandon()
-        await asyncio.sleep(1.0)
+            if not pause_s:
+                waits[0].abandon()
+            await asyncio.sleep(pause_s)
         assert told == []
-        assert fetch.answered_at > 0.0
+        assert not deadlines.awaited
+        deadlines.close()
+        assert fetch.answered_at == pytest.approx(loop.time() - 1.0, abs=0.1), "but it has answered"
 
 
 @simulated
@@ -235,14 +276,16 @@ async def test_requests_leave_nothing_to_the_collector() -> None:
         assert kinds.isdisjoint({"_Waiting", "Call", "Due"}), kinds
 
 
+@pytest.mark.parametrize("is_held", [True, False])
 @simulated
-async def test_a_page_on_a_held_connection_is_mostly_as_always_and_read_whatever_comes() -> None:
+async def test_a_page_on_a_kept_connection_is_mostly_as_always_and_read_whatever_comes(is_held: bool) -> None:
     async def silent(_request: Received) -> None:
         await asyncio.sleep(60.0)
 
     async with stage(whole(b"ok")) as here:
         fetch, got = fetch_of(here), list[Reply | FetchError]()
-        fetch.hold(lambda: None)
+        if is_held:
+            fetch.hold(lambda: None)
         await asyncio.sleep(0.1)
 
         async def ask(script: Script, wait_s: float = 0.1) -> Reply | FetchError:
@@ -263,13 +306,15 @@ async def test_a_page_on_a_held_connection_is_mostly_as_always_and_read_whatever
             reply = await ask(script)
             assert isinstance(reply, Reply)
             assert reply.body == body
+        assert len(here.unit.connections) == 1 + is_held, "but for the first question"
         late = await ask(silent, TIMEOUT_S + 0.1)
         assert isinstance(late, FetchError)
         assert late.trouble is Trouble.TIMEOUT
         assert "waiting for its reply" in str(late)
         # It was the connection that is held.
         assert not fetch.is_held
-        fetch.hold(lambda: None)
+        if is_held:
+            fetch.hold(lambda: None)
         for _ in range(2):
             await ask(whole(b"ok"))
         cut = await ask(then_close(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\no"))

@@ -20,6 +20,7 @@ from cellgate.router.judge import (
     ignores_good_evidence,
     judge,
     open_case,
+    said_again,
 )
 from cellgate.router.known_answers import ANSWER_FAULT
 from cellgate.router.nouns import (
@@ -313,6 +314,21 @@ def test_nothing_to_learn_means_that_good_news_change_no_verdict(
         after = judge(case, evidence(GOOD, strength, source, at=case.since + 1.0), RULES)
         assert (after.case.verdict, after.wants_canary) == (Verdict.UP, False)
         assert ignores_good_evidence(after.case)
+
+
+@law
+@given(st.lists(st.tuples(strengths, sources, st.floats(0.0, 4.0)), max_size=80), st.floats(0.0, 20.0))
+def test_a_unit_that_says_again_that_it_is_well_is_judged_as_always(
+    history: list[tuple[Strength, str, float]], later_s: float
+) -> None:
+    """So that what it says again and again may skip the judge."""
+    case, at = fold(open_case(NOW), PASSED).case, NOW
+    for strength, source, pause_s in history:
+        at += pause_s
+        case = fold(case, evidence(GOOD, strength, source, at)).case
+    assert ignores_good_evidence(case)
+    again = evidence(GOOD, Strength.WEAK, READINESS_SOURCE, at + later_s)
+    assert judge(case, again, RULES) == (said_again(case, again, RULES), False)
 
 
 def test_wrong_answers_hold_a_unit_down_until_their_source_takes_them_back() -> None:
