@@ -65,8 +65,8 @@ class Board:
         self.units: dict[str, UnitState] = {}
         self.usable: dict[str | None, Usable] = {}
         """By model: the units for its requests, until anything of that changes (see pick.py)."""
-        self.changes = 0
-        """Grows whenever a unit comes, goes, or changes what it is used for."""
+        self.changes = self.fault_changes = 0
+        """Grow whenever a unit comes, goes, or changes what it is used for; or has other open faults."""
         self.leaving: list[UnitState] = []
         """Units no longer configured (or replaced) that still have open leases."""
         self.remote_load: dict[str, RemoteLoad] = {}
@@ -136,7 +136,7 @@ class Board:
             known = self.units.get(unit.name)
             if known is None:
                 state = self.units[unit.name] = UnitState(unit, fleet.cell(unit.cell), open_case(now))
-                state.on_change = partial(self._changed, state)
+                state.on_change, state.on_faults = partial(self._changed, state), self._faults_changed
                 state.ends_known, state.waits_known = self.ends_known, self.waits_known
                 if (old := heirs.get(unit.name)) is not None:
                     state.succeed(old)
@@ -482,6 +482,11 @@ class Board:
         self.capacity = None
         if state is not None:
             self.attention.note(state)
+        else:
+            self._faults_changed()
+
+    def _faults_changed(self) -> None:
+        self.fault_changes += 1
 
     def _pool(self) -> None:
         self.pools = Pools((name, state.models) for name, state in self.units.items())

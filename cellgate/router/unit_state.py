@@ -51,7 +51,7 @@ from cellgate.router.prefix import PrefixCache
 
 class InRotation:
     """The part of a unit's state that every request asks for. `on_change` is called when any of it has
-    changed; `is_healthy_unchanged`: good evidence would change nothing.
+    changed, `on_faults` when its faults have; `is_healthy_unchanged`: good evidence would change nothing.
     """
 
     def __init__(self, case: Case, models: frozenset[str]) -> None:
@@ -63,7 +63,7 @@ class InRotation:
         self._hold: Hold | None = None
         self._restart_suspected_at = -1.0
         self._up_since = 0.0
-        self.on_change: Callable[[], None] = _nobody
+        self.on_change = self.on_faults = _nobody
         self._is_in = case.verdict in USABLE
         """UP or SUSPECT, not on hold and not drained."""
 
@@ -78,11 +78,12 @@ class InRotation:
 
     @case.setter
     def case(self, case: Case) -> None:
-        is_other = case.verdict is not self._case.verdict
-        self._case = case
+        before, self._case = self._case, case
         self.is_healthy_unchanged = ignores_good_evidence(case)
-        if is_other:
+        if case.verdict is not before.verdict:
             self._change()
+        if case.faults != before.faults:
+            self.on_faults()
 
     def extend(self, case: Case) -> None:
         """The judge knows more good evidence of a unit that was well, which changes nothing."""
@@ -323,11 +324,10 @@ class UnitState(InRotation):
     def overtaken(self) -> LongWaits:
         """How long requests have lately waited for their first token while later ones were answered."""
         like = self.engine, self._models
-        if (known := self.waits_known.get(like)) is not None:
-            return known
-        if len(self.waits_known) >= FORMS_KEPT:
-            self.waits_known.clear()
-        self.waits_known[like] = waits = LongWaits()
+        if (waits := self.waits_known.get(like)) is None:
+            if len(self.waits_known) >= FORMS_KEPT:
+                self.waits_known.clear()
+            waits = self.waits_known[like] = LongWaits()
         return waits
 
     @property

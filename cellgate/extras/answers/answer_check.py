@@ -81,7 +81,7 @@ class AnswerCheck:
         self._latest: dict[tuple[str, str], dict[str, UnitState]] = {}
         """The units of a cell that have answered a question, the last one at the end."""
         self._wrong: dict[str, UnitState] = {}
-        """Those that are out for their answers, and maybe others, as of so many changes of the Board."""
+        """Those that are out for their answers, and maybe others, as of so many changes of faults."""
         self._wrong_as_of = -1
         self._agreeing: dict[_Comparable, set[str]] = {}
         """Units with which all others agreed when they were compared, while each says what it has said."""
@@ -212,8 +212,8 @@ class AnswerCheck:
 
     def _out(self) -> list[UnitState]:
         """The units that are out for their answers."""
-        if self._wrong_as_of != self._board.changes:
-            self._wrong_as_of = self._board.changes
+        if self._wrong_as_of != self._board.fault_changes:
+            self._wrong_as_of = self._board.fault_changes
             self._wrong = {s.unit.name: s for s in self._board if s.is_out_for_answers()}
         return [state for state in self._wrong.values() if state.is_out_for_answers()]
 
