@@ -3,7 +3,7 @@
 Rules:
 1. A small fleet is looked at whole.
 2. In a large one these are units with requests, units whose means still fall, and those of which something
-   has just changed or been said: whoever changes a unit calls `note`.
+   has just changed or been said: whoever changes a unit calls `note`. Of many, some are due on each tick.
 3. All others take turns, `ROUND_TICKS` long. They are asked ever more rarely (`rest`).
 """
 
@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 
 SMALL = 64
 """So many units are looked at on each tick."""
+DUE_AT_ONCE = 32
+"""In a large fleet so many are due on a tick: 256 would stop all streams for 25 ms, ..."""
+DUE_TICKS = 8
+"""... but each of them once in so many ticks."""
 ROUND_TICKS = 1000
 """Four minutes."""
 USUAL_S = 30.0
@@ -42,18 +46,23 @@ STILL_LOAD, STILL_ERRORS = 0.05, 0.01
 
 
 class Attention:
-    """Of one Board. `fleet` are all its units, `units` those of the last tick. `usual` is what was usual of
-    all when that was last looked at.
+    """Of one Board. `fleet` are all its units, `units` those that are looked at since the last tick, `due`
+    those of them whose turn it is: once in `due_ticks`. `usual` is what was usual of all when that was last
+    looked at.
     """
 
     def __init__(self) -> None:
         self.fleet: Mapping[str, UnitState] = {}
         self.units: list[UnitState] = []
+        self.due: list[UnitState] = []
+        self.due_ticks = 1
         self.is_large = False
         self.usual: Usual | None = None
         self.usual_at = -inf
         self._until: dict[UnitState, float] = {}
         self._turns: list[UnitState] = []
+        self._due: list[UnitState] = []
+        """Those that are still to come in this round of `due`."""
         self._woken: deque[tuple[UnitState, float]] = deque()
         """Units that are looked at, and since when they had been calm."""
         self._rested: dict[UnitState, float] = {}
@@ -65,7 +74,9 @@ class Attention:
 
     def configure(self, fleet: Mapping[str, UnitState], now: float) -> None:
         """These are all units from now on."""
-        self.fleet, self.units, self._turns = fleet, list(fleet.values()), []
+        self.fleet, self._turns, self._due = fleet, [], []
+        self.units = self.due = list(fleet.values())
+        self.due_ticks = 1
         self.is_large, self.usual = len(fleet) > SMALL, None
         self._until = dict.fromkeys(self.units, now) if self.is_large else {}
         self._rested, self._news = {}, {}
@@ -123,22 +134,34 @@ class Attention:
         return list(self._until) if self.is_large else self.units
 
     def tick(self, now: float) -> list[UnitState]:
-        """The units to be looked at now."""
+        """The units that are due now."""
         if not self.is_large:
-            return self.units
+            return self.due
         known, rested = self._until, self._rested
         for state, since in rested.items():
             if state.calm_since == inf and not (state.leases or state.foreign) and now > known[state]:
                 # Its means still fall, but there is nothing more to ask it than before.
                 state.calm_since = since
-        for state in [state for state, until in known.items() if now > until and is_still(state)]:
+        due = self._next_due()
+        for state in [state for state in due if now > known[state] and is_still(state)]:
             del known[state]
             self._news[state] = None
             state.batch = state.prefilling = 0.0
             state.calm_since = rested.pop(state, now)
-        self.units = found = list(known)
-        found += [state for state in self._next() if state not in known]
-        return found
+        others = [state for state in self._next() if state not in known]
+        self.units = [*known, *others]
+        self.due = [*(state for state in due if state in known), *others]
+        return self.due
+
+    def _next_due(self) -> list[UnitState]:
+        """Of the units that do not only take turns, some."""
+        if not self._due:
+            self._due = list(self._until)
+            self.due_ticks = min(ceil(len(self._due) / DUE_AT_ONCE), DUE_TICKS) or 1
+        share = max(DUE_AT_ONCE, ceil(len(self._until) / DUE_TICKS))
+        due = self._due[-share:]
+        del self._due[-share:]
+        return due
 
     def _next(self) -> list[UnitState]:
         """Those whose turn it is."""

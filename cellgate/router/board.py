@@ -252,17 +252,22 @@ class Board:
 
     def tick(self, now: float) -> None:
         """Apply changes that depend only on time; called a few times a second."""
-        for state in self.attention.tick(now):
+        due, ticks = self.attention.tick(now), self.attention.due_ticks
+        share = 1.0 - (1.0 - BATCH_SHARE) ** ticks
+        for state in due:
+            if state.leases or state.costs.last_plain is not None:
+                self.uses.note(state, now)
             if state.leases:
                 state.step_times.mark(now)
                 state.show_plain(now)
                 state.costs.learn_plain()
                 if state.held_back:
                     state.park(now)
-            state.raise_limit()
-            state.prefilling += BATCH_SHARE * (bool(state.costs.backlog.queued_tokens) - state.prefilling)
+            if state.learnt_limit < state.unit.max_in_flight:
+                state.raise_limit(ticks)
+            state.prefilling += share * (bool(state.costs.backlog.queued_tokens) - state.prefilling)
             if state.leases or state.batch > 0.01:
-                state.batch += BATCH_SHARE * (len(state.leases) + state.foreign - state.batch)
+                state.batch += share * (len(state.leases) + state.foreign - state.batch)
             if 0.0 <= state.restart_suspected_at < now - RESTART_SUSPECTED_S:
                 state.restart_suspected_at = -1.0
         if self.panic_at is not None and not self._is_cut_off(now):

@@ -65,7 +65,6 @@ class CostModel:
         """The plain answer that ended last, and when, until something was learnt from it."""
         self.facts = Facts(rates)
         """What the last forecast was made from."""
-        self.facts_at = -inf
         self.known_guesses = -1
         """How many `guesses` there were when peers last learnt of it; -1: they have not."""
         self.set_terms(cost_terms([self.facts])[0])
@@ -320,7 +319,6 @@ class CostModel:
         self, load: Load | None, reported: RemoteLoad | None, others_s: float, far_s: float, now: float
     ) -> None:
         """Take down what a forecast is made from; other gates' prompts there will take `others_s`."""
-        self.facts_at = now
         decoding = self.other_gates.hear(_others_decoding(load, reported, others_s), now)
         tokens = others_s * self.rates.prefill_tokens_s.reckoned
         self.facts = Facts(

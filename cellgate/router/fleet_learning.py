@@ -7,10 +7,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from heapq import nsmallest
 from itertools import islice
 from math import inf
-from operator import attrgetter
 
 from cellgate.router.attention import USUAL_S, Attention
 from cellgate.router.cost import cost_terms, usual_of
@@ -26,10 +24,8 @@ NEW_RATES_S, ROUND_S = 10.0, 240.0
 """The same in a large fleet: where rates of some are new, and where none are."""
 COSTS_AT_ONCE = 64
 """Up to so many units, costs are computed again whenever one comes up. When the units of a larger fleet come
-up together, that would take the loop for seconds: they wait for the next tick. So many are computed on a
-tick, those first whose costs are oldest: 300 at work would stop all streams for 25 ms.
+up together, that would take the loop for seconds: they wait for their turn.
 """
-_oldest = attrgetter("costs.facts_at")
 
 
 class Learning:
@@ -98,11 +94,9 @@ def foresee(watched: Attention, others: Mapping[str, RemoteLoad], now: float) ->
     """Recompute the slow parts of the cost of these units. `others`: requests of other gates at each."""
     units = watched.fleet.values()
     is_due = not watched.is_large or watched.usual is None or now - watched.usual_at >= USUAL_S
-    due = watched.units if watched.usual is not None or not watched.is_large else list(units)
-    others_s = _others_s(due, others, now) if others else {}
-    _compare_errors(due, now)
-    if watched.usual is not None and len(due) > COSTS_AT_ONCE:
-        due = nsmallest(COSTS_AT_ONCE, due, _oldest)
+    due = watched.due if watched.usual is not None or not watched.is_large else list(units)
+    others_s = _others_s(watched.units, others, now) if others else {}
+    _compare_errors(watched.units, now)
     for state in due:
         there, other_s = others.get(state.unit.name), others_s.get(state.unit.name, 0.0)
         state.costs.size(state.load, ALL_BLOCKS // max(len(units), 1))
@@ -117,12 +111,11 @@ def foresee(watched: Attention, others: Mapping[str, RemoteLoad], now: float) ->
 def _compare_errors(states: Iterable[UnitState], now: float) -> None:
     """Compare units with each other that serve the same, where several have failed lately."""
     pools: dict[tuple[str | None, frozenset[str]], list[tuple[Errors, int]]] = {}
-    failing = Counter(
-        (state.unit.role, state.base_models())
-        for state in states
-        if now - state.costs.errors.failed_at <= ALSO_OF_OTHERS_S
-    )
-    kinds = {kind for kind, count in failing.items() if count > 1}
+    since = now - ALSO_OF_OTHERS_S
+    # Nearly always none.
+    failing = [state for state in states if state.costs.errors.failed_at >= since]
+    counts = Counter([(state.unit.role, state.base_models()) for state in failing])
+    kinds = {kind for kind, count in counts.items() if count > 1}
     for state in states if kinds else ():
         kind = state.unit.role, state.base_models()
         if kind in kinds and state.is_usable():

@@ -64,11 +64,11 @@ class InRotation:
         self._restart_suspected_at = -1.0
         self._up_since = 0.0
         self.on_change = self.on_faults = _nobody
-        self._is_in = case.verdict in USABLE
+        self.is_in = case.verdict in USABLE
         """UP or SUSPECT, not on hold and not drained."""
 
     def _change(self) -> None:
-        self._is_in = self._case.verdict in USABLE and self._hold is None and not self._drained
+        self.is_in = self._case.verdict in USABLE and self._hold is None and not self._drained
         self.on_change()
 
     @property
@@ -141,7 +141,7 @@ class InRotation:
 
     def is_usable(self) -> bool:
         """True when it may get new requests: it is UP or SUSPECT, not on hold, drained or removed."""
-        return self._is_in and not self.retired
+        return self.is_in and not self.retired
 
     def steady_at(self, slow_start_s: float) -> float:
         """From when on no other goes before it: not while it is SUSPECT, or in slow start."""
@@ -452,11 +452,11 @@ class UnitState(InRotation):
         if not self.leases:
             self.full_until = now + FULL_S
 
-    def raise_limit(self) -> None:
-        """A tick has passed: raise the limit a little, up to the configured one."""
-        if self.learnt_limit < self.unit.max_in_flight:
+    def raise_limit(self, ticks: int = 1) -> None:
+        """Ticks have passed: raise the limit a little for each, up to the configured one."""
+        for _ in range(ticks):
             self.learnt_limit = self.learnt_limit * LIMIT_GROWTH + 0.25
-            self._set_limit()
+        self._set_limit()
 
     def park(self, now: float) -> None:
         """A tick has passed: leases whose engine has waited for their clients for long hold no slot any more.

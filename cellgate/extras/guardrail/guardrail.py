@@ -199,6 +199,7 @@ class Screen:
         self._exchange = exchange
         self._client = client = exchange.client
         self.peer, self.secure, self.shows_internals = client.peer, client.secure, client.shows_internals
+        self.look_at = 0.0
         self._hook = hook
         self._settings = settings
         self._loop = loop

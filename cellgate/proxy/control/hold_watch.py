@@ -84,7 +84,11 @@ class HoldWatch:
 
     def tick(self, now: float) -> None:
         """Ask the units that get silent; apply what depends on time."""
+        before = now - QUIET_S
         for state in self._board.attention.noted():
+            if state.is_in and state.progress_at > before and state.prefilling <= WAITING_SHARE:
+                # Nearly all.
+                continue
             if state.hold is not None:
                 self._pass_time(state, now)
             elif (state.leases or state.prefilling > WAITING_SHARE) and _is_silent(state, now):

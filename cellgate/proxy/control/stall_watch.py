@@ -8,8 +8,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from itertools import islice
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain, islice
+from math import inf
 
 from cellgate.probes.canary import AWAKE_S, Canary
 from cellgate.probes.engine_metrics import EngineMetrics
@@ -35,6 +36,10 @@ ASK_ALL_S = 2.0
 """Units that rest are all asked at most this often."""
 ASK_SOME_S, RESTING_ASKED = 1.0, 4
 """And so many of them, so often."""
+AWAKE_AT_ONCE = 16
+"""On a tick so many units get a canary beside the first request they have had for long: of 250 that get one
+in one moment nearly all have answered it on the next tick.
+"""
 CONCURRENT_S = 5.0
 """A unit gets a canary for a request that hangs at most this often."""
 
@@ -59,6 +64,7 @@ class StallWatch:
         self._compare_at = self._ask_all_at = self._ask_some_at = 0.0
         self._comparison: Iterator[list[UnitState]] | None = None
         """What is left of comparing speeds."""
+        self._awake_left = AWAKE_AT_ONCE
         self._silent: dict[str, UnitState] = {}
         """Units that show nothing, of which it is not known whether they pause."""
         self._panic_at: float | None = None
@@ -69,9 +75,6 @@ class StallWatch:
         """Check every unit; `lag_s` is how late this tick is."""
         if lag_s > LAG_S:
             self._report_lag(lag_s, now)
-        for state in self._board.attention.noted():
-            if state.leases or state.costs.last_plain is not None:
-                self._board.uses.note(state, now)
         unheard = self._prober.unheard(QUIET_S, now)
         for state in unheard:
             self._board.attention.look_at(state, now)
@@ -80,21 +83,38 @@ class StallWatch:
         for state in self._board.attention.woken(now):
             self._prober.wake(state.unit.name)
         self._board.tick(now)
-        for state in self._board.attention.units:
-            if state.case.verdict is Verdict.UP and not is_on(state.hold):
-                if state.leases:
-                    self._ask_beside(state, now)
-                elif state.is_unreachable(now):
-                    self._ask_mute(state, now)
-            if state.leases and now - state.quiet_since >= QUIET_S and not is_on(state.hold):
-                self._check_stall(state, now)
-            elif state.leases and state.ranks.count:
-                self._check_ranks(state, now)
+        self._awake_left = AWAKE_AT_ONCE
+        for state in self._quiet_or_due(now):
+            self._check(state, now)
         if self._silent:
             self._learn_pauses()
         if self._board.panic_at != self._panic_at:
             self._report_panic(now)
         self._compare_speeds(now)
+
+    def _quiet_or_due(self, now: float) -> Iterable[UnitState]:
+        """Of the units that are looked at, those that may stand still, and those whose turn it is."""
+        attention, before = self._board.attention, now - QUIET_S
+        if len(attention.due) == len(attention.units):
+            return attention.due
+        quiet = [
+            state
+            for state in attention.units
+            if (state.progress_at <= before or state.ranks.count if state.leases else state.asked_at < inf)
+        ]
+        return dict.fromkeys(chain(quiet, attention.due))
+
+    def _check(self, state: UnitState, now: float) -> None:
+        is_held = is_on(state.hold)
+        if state.case.verdict is Verdict.UP and not is_held:
+            if state.leases:
+                self._ask_beside(state, now)
+            elif state.is_unreachable(now):
+                self._ask_mute(state, now)
+        if state.leases and now - state.quiet_since >= QUIET_S and not is_held:
+            self._check_stall(state, now)
+        elif state.leases and state.ranks.count:
+            self._check_ranks(state, now)
 
     def _compare_speeds(self, now: float) -> None:
         if self._comparison is None and now >= self._compare_at:
@@ -177,7 +197,8 @@ class StallWatch:
         """
         name, lease, asked_at = state.unit.name, None, self._asked_at.get(state.unit.name, -CONCURRENT_S)
         is_dark = now - state.progress_at >= AWAKE_S and now - state.work_at >= QUIET_S
-        if is_dark and asked_at < state.quiet_since:
+        if is_dark and asked_at < state.quiet_since and self._awake_left:
+            self._awake_left -= 1
             lease = next(iter(state.leases))
         elif now - asked_at >= CONCURRENT_S:
             lease = self._board.uses.hanging(state, now)

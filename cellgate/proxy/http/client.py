@@ -34,7 +34,7 @@ class ClientExchange(Protocol):
 
 class ResponseClient(Protocol):
     """What an exchange knows of its client. `secure`: by TLS; `shows_internals`: its answers tell which
-    unit it was.
+    unit it was. `look_at`: before that time its clocks need not be looked at.
 
     `write` checks nothing, and must not be used once the client has left. `hint` sends heads that come before
     that of the response.
@@ -43,6 +43,7 @@ class ResponseClient(Protocol):
     peer: str
     secure: bool
     shows_internals: bool
+    look_at: float
 
     def write(self, data: bytes, /) -> None: ...
     def send(self, data: bytes) -> None: ...

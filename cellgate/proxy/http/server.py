@@ -34,7 +34,8 @@ from cellgate.proxy.process.tcp_info import bound_held, bound_unsent, has_left, 
 
 
 class ClientConnection(asyncio.Protocol):
-    """One client connection. `deadline` is when the present phase must end; the gate's tick checks it.
+    """One client connection. `deadline` is when the present phase must end; the gate's tick checks it, from
+    `look_at` on.
 
     `write` is the transport's own method: it checks nothing, and must not be used once the client has left.
     """
@@ -55,6 +56,7 @@ class ClientConnection(asyncio.Protocol):
         "_write_paused",
         "deadline",
         "exchange",
+        "look_at",
         "peer",
         "secure",
         "shows_internals",
@@ -75,7 +77,7 @@ class ClientConnection(asyncio.Protocol):
         self.exchange: ClientExchange | None = None
         self.peer = ""
         self.secure = self.shows_internals = False
-        self.deadline = inf
+        self.deadline, self.look_at = inf, 0.0
         self.write: Callable[[bytes], None] = _to_nobody
 
     # -- the transport's callbacks -------------------------------------------------------------------------

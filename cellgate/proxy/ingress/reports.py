@@ -1,7 +1,7 @@
 """ORCA: the gate's load in the words of Envoy and gRPC, as one header line of every proxied response.
 
 The message is xds.data.orca.v3.OrcaLoadReport; its carriers are those of gRFC A51 and Envoy. Rules:
-1. Lines are rendered once a tick of the gate; a request only picks one.
+1. Lines are rendered once a tick of the gate, of a large fleet once a second; a request only picks one.
 2. `application_utilization` and `rps_fractional` are means of the same window, so that their quotient, which
    is the weight a balancer gives the gate, is what its units can do, however much they are sent just now.
 3. The means hold still while there is nothing to measure: no unit, or no work. A weight that fell meanwhile
@@ -30,6 +30,7 @@ from cellgate.router.unit_state import UnitState
 FORMAT_FIELD = b"endpoint-load-metrics-format"
 """The request field that asks for another carrier. It is for the gate and never goes on to a unit."""
 
+REPORT_LARGE_S = 1.0
 LOAD_WINDOW_S = 5.0
 """The time constant of every mean, in seconds in which there was work."""
 KV_FULL_REPORTED = 0.9
@@ -111,7 +112,7 @@ class Orca:
         self._board = board
         self._responses = responses
         self._waiting = waiting
-        self._at = math.inf
+        self._at, self._due_at = math.inf, 0.0
         self._ended = self._failed = 0
         self._utilization = self._rps = self._eps = 0.0
         self.report = OrcaReport(LEAST, 0.0)
@@ -120,6 +121,10 @@ class Orca:
 
     def refresh(self, now: float) -> None:
         """Measure and render again. To be called by the gate's tick."""
+        if now < self._due_at:
+            return
+        if self._board.attention.is_large:
+            self._due_at = now + REPORT_LARGE_S
         waiting, (ended, failed) = self._waiting(), self._counts()
         utilization = gate_utilization(self._board, waiting)
         if utilization is not None and (utilization > 0.0 or ended > self._ended) and now > self._at:
@@ -179,7 +184,8 @@ def named_metrics(board: Board, waiting: int) -> dict[str, float]:
 def _taken(state: UnitState) -> float:
     """How many of a unit's places are taken."""
     kv_use = state.load.kv_use if state.load is not None else 0.0
-    return max(float(state.in_flight + state.foreign), state.unit.max_in_flight * kv_use / KV_FULL_REPORTED)
+    there = len(state.leases) - state.parked + state.foreign
+    return max(float(there), state.unit.max_in_flight * kv_use / KV_FULL_REPORTED)
 
 
 def _entry(name: bytes, value: float) -> bytes:

@@ -236,6 +236,8 @@ _MUTE_S = 3.0
 """A kept connection without a byte for so long, of a unit that works, is asked no more."""
 _HEADS_FIRST = frozenset({"vllm", "sglang"})
 """Engines that answer 200 to a stream at once, and compute then."""
+_FLOWS_S = 0.7
+"""How often a stream is looked at that has begun: before its unit is out, nothing is due sooner."""
 _STREAM_IDLE_S = 1.0
 """At least so long a stream may show events without work before another unit is asked."""
 _FLOOD = 4.0
@@ -264,6 +266,7 @@ def tick(exchange: Exchange, now: float) -> None:
             failure = _silence(exchange, attempt.lease, now)
             if failure is None and not attempt.lease.evicted:
                 failure = _idles(exchange, attempt, now)
+                exchange.client.look_at = now + _FLOWS_S
         elif is_overdue(exchange, attempt.lease, now):
             attempt.abandon()
             reason = f"the blocks did not arrive within {now - attempt.lease.opened_at:.1f} s"

@@ -26,6 +26,7 @@ from cellgate.router.nouns import Ask
 from cellgate.router.unit_state import Lease
 
 if TYPE_CHECKING:
+    from cellgate.proxy.http.client import ResponseClient
     from cellgate.proxy.http.reply import ReplyHead
     from cellgate.proxy.http.request import Request
     from cellgate.proxy.request.response import Response
@@ -146,6 +147,7 @@ class RequestLife:
     table: Table
     state: ExchangeState
     gate: Services
+    client: ResponseClient
     request: Request
     response: Response
 
@@ -195,6 +197,7 @@ class RequestLife:
         self.table[self.state, event].action(self, failure)
 
     def evicted(self) -> None:
+        self.client.look_at = 0.0
         guarded(self, self.table[self.state, ON_EVICTED].action, self)
 
     def proven(self, found: Proved) -> None:

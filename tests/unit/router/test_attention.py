@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import inf
 
-from cellgate.router.attention import REST_AFTER_S, SMALL, STAYS_S, WOKEN_AT_ONCE, Attention
+from cellgate.router.attention import DUE_TICKS, REST_AFTER_S, SMALL, STAYS_S, WOKEN_AT_ONCE, Attention
 from cellgate.router.nouns import Case, Cell, Unit, Verdict
 from cellgate.router.unit_state import UnitState
 
@@ -15,7 +15,8 @@ def resting(at: float) -> tuple[Attention, list[UnitState]]:
     fleet = {n: UnitState(Unit(n, "c", f"http://{n}"), Cell("c"), Case(Verdict.UP, 0.0)) for n in names}
     attention = Attention()
     attention.configure(fleet, at - 1.0)
-    attention.tick(at)
+    for _ in range(DUE_TICKS):
+        attention.tick(at)
     return attention, list(fleet.values())
 
 
