@@ -15,6 +15,7 @@ from cellgate.proxy.request.continuation import StreamResume, find_way
 from cellgate.proxy.request.departed import follow
 from cellgate.proxy.request.doubts import able, keep_aborted, unsure
 from cellgate.proxy.request.life import ExchangeState
+from cellgate.proxy.request.response import SAME_CHUNKS
 from cellgate.proxy.request.routes import UNLISTED
 from cellgate.proxy.request.second_opinion import doubt, look_again, repeated
 from cellgate.proxy.request.start import (
@@ -237,7 +238,10 @@ _MUTE_S = 3.0
 _HEADS_FIRST = frozenset({"vllm", "sglang"})
 """Engines that answer 200 to a stream at once, and compute then."""
 _FLOWS_S = 0.7
-"""How often a stream is looked at that has begun: before its unit is out, nothing is due sooner."""
+"""How often a stream is looked at that has begun: before its unit is out, nothing is due sooner. While it is
+young it could end before it is seen to repeat itself.
+"""
+_YOUNG_S = 3.0
 _STREAM_IDLE_S = 1.0
 """At least so long a stream may show events without work before another unit is asked."""
 _FLOOD = 4.0
@@ -266,7 +270,8 @@ def tick(exchange: Exchange, now: float) -> None:
             failure = _silence(exchange, attempt.lease, now)
             if failure is None and not attempt.lease.evicted:
                 failure = _idles(exchange, attempt, now)
-                exchange.client.look_at = now + _FLOWS_S
+                if response.events >= SAME_CHUNKS or now - attempt.lease.first_at > _YOUNG_S:
+                    exchange.client.look_at = now + _FLOWS_S
         elif is_overdue(exchange, attempt.lease, now):
             attempt.abandon()
             reason = f"the blocks did not arrive within {now - attempt.lease.opened_at:.1f} s"
