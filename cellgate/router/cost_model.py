@@ -438,12 +438,12 @@ class RemoteLoad(NamedTuple):
         """
         found = [known - was + now for known, was, now in zip(self[:SUMMED], old, new, strict=False)]
         if old[SUMMED:] == new[SUMMED:]:
-            return RemoteLoad._make((*found, *self[SUMMED:]))
+            return _new(RemoteLoad, (*found, *self[SUMMED:]))
         for known, was, now in zip(self[SUMMED:], old[SUMMED:], new[SUMMED:], strict=True):
             if now < was == known:
                 return None
             found.append(known if known >= now else now)
-        return RemoteLoad._make(found)
+        return _new(RemoteLoad, found)
 
 
 SUMMED = 3

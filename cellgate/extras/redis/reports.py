@@ -299,7 +299,6 @@ LOAD_FIELDS = frozenset(
     ("in_flight", "prefilling", "uncached_tokens", "life_age_s", "running", "waiting", "kv_use", "errors")
 ) | {"degraded", "ttft_s", "itl_s", "prefill_tokens_per_s"}
 """What changes all the time, and may wait."""
-_all_values = attrgetter(*(each.name for each in fields(UnitReport)))
 
 Row = Mapping[str, Any]
 """What has changed of one unit: fields of UnitReport. None in its place: the gate has the unit no more."""
@@ -643,8 +642,8 @@ def changed_report(
     gate: str, unit: str, row: Row, known: UnitReport | None, reported_s: float
 ) -> UnitReport | None:
     """The report of a unit after a change, of which nothing else may be known yet (`is_whole`); None: it is
-    one of another unit or gate. `reported_s`: how long ago the known one was published. Fields that are
-    invalid are ignored one by one.
+    one of another unit or gate. `known` is the one before, and is changed itself; `reported_s`: how long ago it
+    was published. Fields that are invalid are ignored one by one.
     """
     taken: dict[str, Any] = {}
     for name, found in row.items():
@@ -660,8 +659,6 @@ def changed_report(
         taken.setdefault("life_age_s", known.life_age_s + reported_s)
     if known.load_age_s is not None:
         taken.setdefault("load_age_s", known.load_age_s + reported_s)
-    # As dataclasses.replace, in half its time.
-    changed = UnitReport(*_all_values(known))
     for name, value in taken.items():
-        setattr(changed, name, value)
-    return changed
+        setattr(known, name, value)
+    return known

@@ -39,8 +39,8 @@ class Roster:
         self._patience_s = EXPIRY_HEARTBEATS * heartbeat_s
         self._units: dict[str, dict[str, tuple[UnitReport, float]]] = {}
         """By unit and gate: the report and its time."""
-        self._gates: dict[str, dict[str, None]] = {}
-        """By gate: the units that it reports."""
+        self._gates: dict[str, dict[str, RemoteLoad]] = {}
+        """By gate: the units that it reports, and what others have there by that."""
         self._beat_at: dict[str, float] = {}
         """By gate: when it last said that what it has told still holds."""
         self._said_at: dict[str, float] = {}
@@ -170,9 +170,9 @@ class Roster:
         self._sum_fresh()
         if unit not in self._totals:
             self._totals[unit] = NO_REMOTE_LOAD
-            for gate, (report, _) in self._units[unit].items():
+            for gate in self._units[unit]:
                 if gate in self._fresh:
-                    self._change(unit, NO_REMOTE_LOAD, _load(report))
+                    self._change(unit, NO_REMOTE_LOAD, self._gates[gate][unit])
         return self._totals[unit]
 
     def changed(self, now: float) -> list[str]:
@@ -234,14 +234,14 @@ class Roster:
             return
         for gate in [gate for gate in self._fresh if now - self._spoke_at(gate) > self._patience_s]:
             self._fresh.discard(gate)
-            self._changed |= self._gates.get(gate, {})
+            self._changed |= dict.fromkeys(self._gates.get(gate, ()))
         self._silent_at = min(map(self._spoke_at, self._fresh), default=math.inf) + self._patience_s
 
     def _freshen(self, gate: str) -> None:
         if gate not in self._fresh and gate in self._gates:
             self._fresh.add(gate)
             self._silent_at = min(self._silent_at, self._spoke_at(gate) + self._patience_s)
-            self._changed |= self._gates[gate]
+            self._changed |= dict.fromkeys(self._gates[gate])
 
     def _sum_fresh(self) -> None:
         """Have the sums be those of the gates that count now."""
@@ -260,8 +260,7 @@ class Roster:
     def _change_all(self, gate: str) -> None:
         """What a gate says of its units begins or ends to count."""
         begins = gate in self._fresh
-        for unit in self._gates.get(gate, ()):
-            load = _load(self._units[unit][gate][0])
+        for unit, load in self._gates.get(gate, {}).items():
             if unit in self._totals:
                 self._change(unit, *((NO_REMOTE_LOAD, load) if begins else (load, NO_REMOTE_LOAD)))
 
@@ -270,17 +269,18 @@ class Roster:
         if old != new and (total := self._totals.pop(unit).changed(old, new)) is not None:
             self._totals[unit] = total
 
-    def _recount(self, unit: str, gate: str, report: UnitReport | None, at: float = 0.0) -> None:
-        """A gate is about to say that of a unit, or nothing any more."""
-        total, known = self._totals.get(unit), self._units.get(unit, {}).get(gate)
+    def _recount(
+        self, unit: str, gate: str, load: RemoteLoad, life_age_s: float | None, at: float = 0.0
+    ) -> None:
+        """A gate is about to say that of a unit."""
         self._aside[1].pop(unit, None)
-        if total is not None and (gate in self._summed or gate in self._fresh):
+        if unit in self._totals and (gate in self._summed or gate in self._fresh):
             if self._summed == self._fresh:
-                self._change(unit, _load(known[0] if known is not None else None), _load(report))
+                self._change(unit, self._gates.get(gate, {}).get(unit, NO_REMOTE_LOAD), load)
             else:
                 del self._totals[unit]
         if unit in self._lives:
-            best, life_age_s = self._lives[unit], report.life_age_s if report is not None else None
+            best = self._lives[unit]
             if life_age_s is not None and (best is None or (at - life_age_s, gate) >= best):
                 self._lives[unit] = at - life_age_s, gate
             elif best is not None and best[1] == gate:
@@ -289,10 +289,10 @@ class Roster:
     def _set(self, key: RosterKey, report: UnitReport, at: float) -> None:
         unit, gate = key
         gates = self._units.setdefault(unit, {})
-        written_at = max(at, gates[gate][1]) if gate in gates else at
-        self._recount(unit, gate, report, written_at)
+        written_at, load = max(at, gates[gate][1]) if gate in gates else at, _load(report)
+        self._recount(unit, gate, load, report.life_age_s, written_at)
         gates[gate] = report, written_at
-        self._gates.setdefault(gate, {})[unit] = None
+        self._gates.setdefault(gate, {})[unit] = load
         self._said_at[gate] = max(at, self._said_at.get(gate, at))
         self._numbers[key] = report.number
         self._dropped.pop(key, None)
@@ -302,7 +302,7 @@ class Roster:
     def _drop(self, key: RosterKey, at: float) -> None:
         unit, gate = key
         gates, units = self._units.get(unit, {}), self._gates.get(gate, {})
-        self._recount(unit, gate, None)
+        self._recount(unit, gate, NO_REMOTE_LOAD, None)
         gates.pop(gate, None)
         units.pop(unit, None)
         if not gates:
@@ -320,13 +320,13 @@ SUMS_CHANGED = 4
 _fields_of = attrgetter(*RemoteLoad._fields)
 
 
-def _load(report: UnitReport | None) -> RemoteLoad:
+def _load(report: UnitReport) -> RemoteLoad:
     """What a report adds to what others have at its unit."""
-    if report is None or (values := _fields_of(report)) == _WITHOUT_LOAD:
+    if (values := _fields_of(report)) == _WITHOUT_LOAD:
         return NO_REMOTE_LOAD
     if None in values:
         values = tuple([value or 0.0 for value in values])
-    load = RemoteLoad._make(values)
+    load = RemoteLoad(*values)
     return load if load.prefilling <= load.in_flight else load._replace(prefilling=load.in_flight)
 
 
