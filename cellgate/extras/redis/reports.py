@@ -642,8 +642,8 @@ def changed_report(
     gate: str, unit: str, row: Row, known: UnitReport | None, reported_s: float
 ) -> UnitReport | None:
     """The report of a unit after a change, of which nothing else may be known yet (`is_whole`); None: it is
-    one of another unit or gate. `known` is the one before, and is changed itself; `reported_s`: how long ago it
-    was published. Fields that are invalid are ignored one by one.
+    one of another unit or gate. `known` is the one before, and is changed itself; `reported_s`: how long ago
+    it was published. Fields that are invalid are ignored one by one.
     """
     taken: dict[str, Any] = {}
     for name, found in row.items():
