@@ -79,6 +79,8 @@ def carried(bench: Bench, chunks: int = TIMES, ids: str = "", together: int = 1)
     conn.data_received(token(0, ids))
     tokens = [token(number, ids) for number in range(chunks)]
     reads = [b"".join(tokens[at : at + together]) for at in range(0, chunks, together)]
+    # They come in many turns of the loop, of which there is none here.
+    conn._pool.read_scheduler._left = 1 << 30
     with counted() as counts:
         for each in reads:
             conn.data_received(each)
@@ -137,8 +139,9 @@ MEASURES: dict[Callable[[Bench], Cost], float] = {
     came_and_left: 8200,
     carried: 131.0,
     carried_long: 169.0,
-    carried_in_fours: 76.0,
-    carried_long_in_tens: 86.0,
+    carried_in_fours: 78.0,
+    # A read that is not small counts for its turn.
+    carried_long_in_tens: 90.0,
     begun_with_ids: 5450,
     carried_with_ids: 224.0,
     carried_in_fours_with_ids: 188.0,

@@ -33,8 +33,7 @@ class HardLimits:
     1 KiB more; the rest waits for the next turn. Some 100 events of streams, a few milliseconds: the way of
     another client's request through the gate has several turns. Never counted: nobody is refused."""
     small_reply_bytes: int = 1024
-    """A read of a reply up to this size is parsed at once, however much others have sent; one of whole chunks
-    of tokens, which are not parsed, up to `PART_BYTES`. Never counted."""
+    """A read of a reply up to this size is parsed at once, however much others have sent. Never counted."""
     unit_models: int = 4096
     """Models in the list of one unit that has none configured. Those after them are not known to the gate."""
     parsed_bytes: int = 16384

@@ -166,8 +166,7 @@ class UnitConnection(asyncio.Protocol):
                     # another one in the same chunk might be an error.
                     raw.on_token(data)
                     return
-                if size <= PART_BYTES and (chunks := chunks_of_tokens(data, raw.usual_ends)):
-                    # They cost about what one does, so they do not wait for a turn.
+                if self._may_be_tokens(size) and (chunks := chunks_of_tokens(data, raw.usual_ends)):
                     raw.on_tokens(data, chunks)
                     return
             except Exception as error:
@@ -185,6 +184,14 @@ class UnitConnection(asyncio.Protocol):
                 self._parse(data)
         except Exception as error:
             self._crash(error)
+
+    def _may_be_tokens(self, size: int) -> bool:
+        """Whether a read is looked at for whole chunks: a small one always, others as far as a turn allows, for
+        hundreds of streams that flow as fast as they can bring 8 kB each in every turn.
+        """
+        return size <= LIMITS.small_reply_bytes or (
+            size <= PART_BYTES and self._pool.read_scheduler.has_room(size)
+        )
 
     def resume_parsing(self, size: int) -> tuple[int, bool]:
         """Parse so many bytes of what was read, or all that are one piece: what that cost in bytes (see

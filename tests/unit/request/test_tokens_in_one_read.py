@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any, NamedTuple, cast
 
 import orjson
@@ -11,8 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cellgate.proxy.config.limits import LIMITS
 from cellgate.proxy.http.errors import FailureKind
-from cellgate.proxy.http.turns import PART_BYTES
+from cellgate.proxy.http.turns import PART_BYTES, ReadScheduler
 from cellgate.proxy.http.unit import TokenSink, UnitConnection
 from cellgate.proxy.request.response import ANY_ENDS
 from cellgate.proxy.resume.eligible import COUNTS, OPEN, TOKENS
@@ -156,7 +158,8 @@ class Recogniser(UnitConnection):
     """Only recognises tokens: what else comes is read by nobody."""
 
     def __init__(self, ends: tuple[bytes, ...]) -> None:
-        super().__init__(cast(Any, None))
+        scheduler = ReadScheduler(lambda _turn: None, LIMITS.reply_bytes_per_turn)
+        super().__init__(cast(Any, SimpleNamespace(read_scheduler=scheduler)))
         self.raw = cast(TokenSink, self)
         self.usual_ends = ends
         self.tokens: list[bytes] = []
@@ -230,3 +233,16 @@ def test_several_are_recognised_if_each_is_unless_they_are_too_many(texts: list[
     assert all(recognised(each) == [each] for each in chunks)
     assert recognised(b"".join(chunks)) == chunks
     assert recognised(b"".join(chunks) * PART_BYTES) == []
+
+
+def test_of_a_stream_that_flows_as_fast_as_it_can_a_turn_takes_so_much_and_others_come_between() -> None:
+    conn, flood = Recogniser(USUAL_END), chunk(token("a" * 100, 1)) * 20
+    for _ in range(LIMITS.reply_bytes_per_turn // 1000):
+        conn.data_received(flood)
+    assert (
+        LIMITS.reply_bytes_per_turn <= sum(map(len, conn.tokens)) <= LIMITS.reply_bytes_per_turn + len(flood)
+    )
+    small = chunk(token(" a", 1)) * 2
+    before = len(conn.tokens)
+    conn.data_received(small)
+    assert len(conn.tokens) == before + 2
