@@ -186,8 +186,8 @@ class UnitConnection(asyncio.Protocol):
             self._crash(error)
 
     def _may_be_tokens(self, size: int) -> bool:
-        """Whether a read is looked at for whole chunks: a small one always, others as far as a turn allows, for
-        hundreds of streams that flow as fast as they can bring 8 kB each in every turn.
+        """Whether a read is looked at for whole chunks: a small one always, others as far as a turn allows.
+        Hundreds of streams that flow as fast as they can bring 8 kB each in every turn.
         """
         return size <= LIMITS.small_reply_bytes or (
             size <= PART_BYTES and self._pool.read_scheduler.has_room(size)
