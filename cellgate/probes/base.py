@@ -11,11 +11,23 @@ import asyncio
 import re
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
-from cellgate.router.nouns import Build, Evidence, Finding, Load, Node, Rules, Unit, Urgency, Use, Verdict
+from cellgate.router.nouns import (
+    Build,
+    Evidence,
+    Finding,
+    Load,
+    Node,
+    Rules,
+    Sign,
+    Unit,
+    Urgency,
+    Use,
+    Verdict,
+)
 
 if TYPE_CHECKING:
     from cellgate.probes.agent_stream import AgentStream
@@ -402,3 +414,23 @@ def words_in(body: bytes) -> str:
 def shuts_down(words: str) -> bool:
     """Whether an engine's error says that it shuts down: it takes nothing new, and finishes the rest."""
     return _SHUTS_DOWN.search(words) is not None
+
+
+_GOOD_NOTE = "good"
+"""Note: the last reply of a page, if it was good, and the evidence that it was."""
+
+
+def said_before(context: ProbeContext, answer: Reply | FetchError) -> tuple[Evidence, ...] | None:
+    """What a page tells that says what it said before, which was good: the same evidence, but for its time;
+    nothing, where that changes nothing. None: it says something else.
+    """
+    last = context.notes.get(_GOOD_NOTE)
+    if last is None or answer is not last[0]:
+        return None
+    good: Evidence = last[1]
+    return () if context.says_again(good) else (replace(good, at=context.now()),)
+
+
+def keep_good(context: ProbeContext, answer: Reply | FetchError, evidence: Evidence) -> None:
+    """Keep what a page has told, for `said_before`."""
+    context.notes[_GOOD_NOTE] = (answer, evidence) if evidence.sign is Sign.GOOD else None

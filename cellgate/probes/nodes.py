@@ -13,13 +13,22 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
 from typing import ClassVar, NamedTuple
 from urllib.parse import urlsplit
 
-from cellgate.probes.base import FetchError, PageGet, ProbeContext, Reply, Trouble, rested_s
+from cellgate.probes.base import (
+    FetchError,
+    PageGet,
+    ProbeContext,
+    Reply,
+    Trouble,
+    keep_good,
+    rested_s,
+    said_before,
+)
 from cellgate.router.nouns import Evidence, Finding, Sign, Strength
 
 _NAME_MAX = 120
@@ -178,8 +187,6 @@ _TOO_MANY_REQUESTS = 429
 
 _PAGE_NOTE = "page"
 """Note: what to ask for."""
-_LAST = "last"
-"""Note: the last reply and the evidence that it was, if that was good."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,12 +223,10 @@ class HttpProbe(NodePage):
         """One piece of evidence. The same good reply is the same evidence, but for its time: nothing, where
         that changes nothing.
         """
-        last = context.notes.get(_LAST)
-        if last is not None and answer is last[0]:
-            good: Evidence = last[1]
-            return () if context.says_again(good) else (replace(good, at=context.now()),)
+        if (known := said_before(context, answer)) is not None:
+            return known
         (evidence,) = NodePage.read(self, context, answer)
-        context.notes[_LAST] = (answer, evidence) if evidence.sign is Sign.GOOD else None
+        keep_good(context, answer, evidence)
         return (evidence,)
 
     def report(self, _context: ProbeContext, reply: Reply) -> NodeReport:

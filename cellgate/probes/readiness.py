@@ -9,7 +9,7 @@ In this order: `Readiness`, `PauseProbe`, `GateHealth`.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 from typing import ClassVar, NamedTuple
 from urllib.parse import quote
@@ -22,7 +22,9 @@ from cellgate.probes.base import (
     Reply,
     Trouble,
     is_in_use,
+    keep_good,
     rested_s,
+    said_before,
     words_in,
 )
 from cellgate.probes.engines import HoldQuestion, engine, object_of
@@ -58,8 +60,6 @@ _PATH = "path"
 """Note: the path that this unit has."""
 _ASKED_NOTE = "asked"
 """Note: the path that is being asked, and until when."""
-_READY = "ready"
-"""Note: the last reply, which was good, and the evidence that it was."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,17 +108,15 @@ class Readiness:
         self, context: ProbeContext, answer: Reply | FetchError
     ) -> tuple[Evidence, ...] | AsyncGenerator[Finding, None]:
         """The same good reply is the same evidence, but for its time."""
-        notes = context.notes
-        if (last := notes.get(_READY)) is not None and answer is last[0]:
-            good: Evidence = last[1]
-            return () if context.says_again(good) else (replace(good, at=context.now()),)
-        path, deadline = notes[_ASKED_NOTE]
+        if (known := said_before(context, answer)) is not None:
+            return known
+        path, deadline = context.notes[_ASKED_NOTE]
         if isinstance(answer, Reply):
             if answer.status in _ASKS_MORE:
                 return self._ask_more(context, path, answer, deadline)
-            notes[_PATH] = path
+            context.notes[_PATH] = path
         evidence = self._evidence(context, path, answer)
-        notes[_READY] = (answer, evidence) if evidence.sign is Sign.GOOD else None
+        keep_good(context, answer, evidence)
         return (evidence,)
 
     async def _ask_more(

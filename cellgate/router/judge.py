@@ -56,18 +56,7 @@ def judge(case: Case, evidence: Evidence, rules: Rules) -> Judgement:
         signal = None
     if signal is None and _is_refuted(case, evidence):
         signal = Signal.CANARY_PASSED
-    # As `replace`, which would cost more than all else that is done with good evidence.
-    case = Case(
-        case.verdict,
-        case.since,
-        case.epochs,
-        case.restarted,
-        window,
-        case.passes,
-        faults,
-        case.because,
-        case.cleared,
-    )
+    case = _seen(case, window, faults)
     if signal is Signal.STRONG and evidence.source == READINESS_SOURCE:
         if case.verdict is _PROBATION:
             signal = None
@@ -151,7 +140,13 @@ def said_again(case: Case, evidence: Evidence, rules: Rules) -> Case:
     """As `judge`, for weak good evidence of a unit as a whole where that changes nothing: only the rate of
     bad evidence later is another one.
     """
-    window = _recent(case.window, evidence, rules)
+    return _seen(case, _recent(case.window, evidence, rules), case.faults)
+
+
+def _seen(case: Case, window: tuple[Evidence, ...], faults: frozenset[tuple[str, str]]) -> Case:
+    """The same case with other evidence. As `replace`, which would cost more than all else that is done with
+    good evidence.
+    """
     return Case(
         case.verdict,
         case.since,
@@ -159,7 +154,7 @@ def said_again(case: Case, evidence: Evidence, rules: Rules) -> Case:
         case.restarted,
         window,
         case.passes,
-        case.faults,
+        faults,
         case.because,
         case.cleared,
     )
