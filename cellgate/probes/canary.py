@@ -32,6 +32,7 @@ from cellgate.probes.engines import (
     parsed,
     why_no_answer,
 )
+from cellgate.probes.runner import RESOLUTION_S
 from cellgate.probes.served import ask_served, ask_version
 from cellgate.router.nouns import (
     BUSY_STATUSES,
@@ -614,7 +615,8 @@ def _is_excused(
         is_beside = is_alone or (is_hung and moved)
         is_chance = context.is_late_by_chance(late, is_young=_says_little(context), is_beside=is_beside)
     # A unit that has restarted meanwhile may need longer than this timeout.
-    others = not is_alone and (moved or is_explained or context.now() < _borne_until(context))
+    is_borne = context.now() + 2.0 * RESOLUTION_S < _borne_until(context)
+    others = not is_alone and (moved or is_explained or is_borne)
     return is_chance or others
 
 

@@ -145,7 +145,7 @@ class Runner:
         if self._run is not None and not self._is_stepping:
             if self._late is not None:
                 self._timers.cancel(self._late)
-            self._late = self._timers.at(at, self._abort)
+            self._late = self._timers.not_before(at, self._abort)
 
     def due_at(self) -> float:
         """When it runs again at the latest; inf: not before a nudge.
@@ -474,6 +474,10 @@ class Timers:
         if when < self._wakes_at:
             self._wake_at(when)
         return due
+
+    def not_before(self, when: float, call: Callable[[], None]) -> Timer:
+        """Make this call then, or a little later: who is given up before its time was not waited for."""
+        return self.at(when + max(self._early_s, self.few_early_s), call)
 
     def cancel(self, due: Timer) -> None:
         """Do not make that call, if it was not made yet."""

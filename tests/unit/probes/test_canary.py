@@ -13,6 +13,7 @@ import pytest
 
 from cellgate.probes.base import Reply, Trouble
 from cellgate.probes.canary import BLIND_IDLE, REFUSED_MAX_S, Canary, canary_timeout_s, late_at
+from cellgate.probes.runner import RESOLUTION_S
 from cellgate.router.judge import CANARY_SOURCE
 from cellgate.router.nouns import Evidence, Load, Models, Rules, Served, Sign, Strength, Unit, Use, Verdict
 from tests.patient import Answer, FakePatient, evidence_of, look, reply
@@ -233,6 +234,20 @@ def test_while_a_unit_is_borne_it_is_asked_again_and_the_last_one_waits_to_the_e
         first_at = context.now_s
         while context.now_s < first_at + borne_s:
             assert fly(context).sign is (Sign.NEUTRAL if context.now_s < first_at + borne_s else Sign.BAD)
+
+
+@pytest.mark.parametrize(("early_s", "sign"), [(RESOLUTION_S, Sign.BAD), (0.05, Sign.NEUTRAL)])
+def test_one_that_waited_until_its_unit_is_not_borne_any_more_counts_though_its_timer_is_early(
+    early_s: float, sign: Sign
+) -> None:
+    """Else the next one decides, a whole timeout later. One that ended well before that says nothing."""
+
+    def early(_: str) -> Trouble:
+        context.now_s -= early_s
+        return Trouble.TIMEOUT
+
+    context = FakePatient(early, rules=RULES, load=SIGHTED, in_flight=1, borne_until=104.0)
+    assert fly(context).sign is sign
 
 
 def test_the_next_one_waits_half_as_long_where_nothing_has_moved_since_the_last() -> None:

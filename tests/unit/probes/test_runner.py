@@ -516,6 +516,16 @@ def test_when_calls_are_made(asked_s: tuple[float, ...], made_s: list[tuple[floa
     assert play(scenario) == [(f"{name:g}", at_s) for name, at_s in made_s]
 
 
+def test_who_has_time_until_then_is_not_given_up_before_it_with_another_call() -> None:
+    def scenario(agenda: Timers, made: Calls) -> None:
+        agenda.at(now() + 1.0, noted("other", made))
+        agenda.not_before(now() + SOON_S, noted("given up", made))
+
+    (_, other_s), (_, given_up_s) = play(scenario)
+    assert other_s == 1.0
+    assert SOON_S <= given_up_s <= SOON_S + EARLY_S
+
+
 def noted(name: str, made: Calls) -> Callable[[], None]:
     """A call that takes down when it was made."""
     return lambda: made.append((name, now()))
