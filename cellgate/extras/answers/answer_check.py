@@ -22,6 +22,7 @@ from cellgate.extras.answers.wrong_answers import (
     alike,
     condemned,
     doubted,
+    first_record,
     is_right,
     no_measure,
     outvoted,
@@ -32,7 +33,7 @@ from cellgate.proxy.observe.events import Action, EventLog
 from cellgate.proxy.observe.families import counter
 from cellgate.router.board import Board, Flip
 from cellgate.router.judge import ANSWER_SOURCE
-from cellgate.router.known_answers import AnswerRecord
+from cellgate.router.known_answers import AnswerRecord, AnswerTokens
 from cellgate.router.nouns import Answered, Evidence, Sign, Strength, Urgency, Verdict
 from cellgate.router.unit_state import UnitState
 
@@ -83,8 +84,8 @@ class AnswerCheck:
         self._wrong: dict[str, UnitState] = {}
         """Those that are out for their answers, and maybe others, as of so many changes of faults."""
         self._wrong_as_of = -1
-        self._agreeing: dict[_Comparable, set[str]] = {}
-        """Units with which all others agreed when they were compared, while each says what it has said."""
+        self._agreed: dict[_Comparable, set[AnswerTokens]] = {}
+        """Answers with which those of all others agreed when they were compared, while nothing else is said."""
 
     def take(self, state: UnitState, answered: Answered) -> None:
         """A unit has answered the known prompt."""
@@ -97,11 +98,10 @@ class AnswerCheck:
             if not answered.tokens:
                 return
         latest = self._latest.setdefault((state.unit.cell, answered.question), {})
-        if self._agrees_again(state, answered):
-            assert state.answers is not None
+        if self._is_agreed(state, answered):
             latest.pop(name, None)
             latest[name] = state
-            state.answers = state.answers._replace(at=answered.at)
+            state.answers = (state.answers or first_record(answered))._replace(at=answered.at)
             self._count(name, state.answers)
             return
         group = self._group(state, answered.question)
@@ -117,9 +117,12 @@ class AnswerCheck:
         self._count(name, state.answers)
         self._judge(group, records, answered)
         if len(alike(name, records)) == len(records):
-            if len(self._agreeing) >= GROUPS_MAX:
-                self._agreeing.clear()
-            self._agreeing.setdefault(_comparable(state, answered.question), set()).add(name)
+            if len(self._agreed) >= GROUPS_MAX:
+                self._agreed.clear()
+            agreed = self._agreed.setdefault(_comparable(state, answered.question), set())
+            if len(agreed) >= COMPARED_MAX:
+                agreed.clear()
+            agreed.add(answered.tokens)
 
     def ask_now(self, state: UnitState) -> None:
         """Ask a unit, even if it has requests."""
@@ -159,18 +162,25 @@ class AnswerCheck:
 
     # -- inside --------------------------------------------------------------------------------------------
 
-    def _agrees_again(self, state: UnitState, answered: Answered) -> bool:
-        """Whether it says again what all others agreed with, as nearly all answers do: nothing follows."""
+    def _is_agreed(self, state: UnitState, answered: Answered) -> bool:
+        """Whether it says what all others agreed with, and nothing else before: as nearly all do, each time, so
+        that nothing follows.
+        """
         record, tokens, key = state.answers, answered.tokens, _comparable(state, answered.question)
-        if record is None or not (record.question == answered.question and record.latest == tokens):
-            self._agreeing.pop(key, None)
+        agreed = self._agreed.get(key, ())
+        if record is None:
+            is_steady = tokens in agreed
+        else:
+            is_steady = record.question == answered.question and record.latest == tokens
+        if not is_steady:
+            self._agreed.pop(key, None)
             return False
         return (
-            state.unit.name in self._agreeing.get(key, ())
-            and record.first == tokens
+            tokens in agreed
+            and (record is None or (record.first == tokens and not record.differing))
             and state.urgency is Urgency.ROUTINE
             and state.is_usable()
-            and not (record.differing or state.unit.name in self._reported or self._out())
+            and not (state.unit.name in self._reported or self._out())
         )
 
     def _count(self, name: str, record: AnswerRecord) -> None:

@@ -83,11 +83,16 @@ def is_right(name: str, records: Records, out: Collection[str]) -> bool:
     return any(is_same(answer, record.latest) for answer in known)
 
 
+def first_record(answered: Answered) -> AnswerRecord:
+    """The record of a unit with its first answer."""
+    return AnswerRecord(answered.question, answered.tokens, answered.at, answered.tokens, answered.at)
+
+
 def recorded(records: Records, answered: Answered) -> AnswerRecord:
     """The record of a unit with one more answer; `records` has the records so far."""
     old, tokens, at = records.get(answered.unit), answered.tokens, answered.at
     if old is None or old.question != answered.question:
-        old = AnswerRecord(answered.question, tokens, at, tokens, at)
+        old = first_record(answered)
     has_come_back = not is_same(old.first, old.latest) and is_same(old.first, tokens)
     agrees_with_itself = is_same(old.latest, tokens)
     record = old._replace(latest=tokens, at=at)
