@@ -25,7 +25,8 @@ UNITS = (4, 50, 250, 1000)
 BESIDE = ("smg", "sglang-router", SUBJECT)
 STREAMS = ("256-streams", "2000-streams", "many")
 MOST = 1.25
-SETTLE_S, IDLE_S = 10.0, 10.0
+SETTLE_S, IDLE_S = 45.0, 10.0
+"""A gate asks idle units ever more rarely in their first minute."""
 _LOADS = {"request_us": "1kB", "token_us": "256-streams", "ttft_ms": "bursts"}
 _REQUESTS = 4_000
 

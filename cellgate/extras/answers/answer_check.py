@@ -85,7 +85,7 @@ class AnswerCheck:
         """Those that are out for their answers, and maybe others, as of so many changes of faults."""
         self._wrong_as_of = -1
         self._agreed: dict[_Comparable, set[AnswerTokens]] = {}
-        """Answers with which those of all others agreed when they were compared, while nothing else is said."""
+        """Answers with which all others agreed when they were compared, while nothing else is said."""
 
     def take(self, state: UnitState, answered: Answered) -> None:
         """A unit has answered the known prompt."""
@@ -163,8 +163,8 @@ class AnswerCheck:
     # -- inside --------------------------------------------------------------------------------------------
 
     def _is_agreed(self, state: UnitState, answered: Answered) -> bool:
-        """Whether it says what all others agreed with, and nothing else before: as nearly all do, each time, so
-        that nothing follows.
+        """Whether it says what all others agreed with, and has said nothing else. Nearly all do, each time:
+        nothing follows.
         """
         record, tokens, key = state.answers, answered.tokens, _comparable(state, answered.question)
         agreed = self._agreed.get(key, ())

@@ -175,6 +175,11 @@ class ReplyReader:
         """Whether the body comes in chunks, as streams do."""
         return self._coding == b"chunked"
 
+    @property
+    def is_before_body(self) -> bool:
+        """Whether nothing of its body was parsed yet."""
+        return not self.begun or self._parser is None or self._overhead > 0
+
     def expect(self, *, to_head: bool) -> None:
         """A request is sent: what comes is its reply. `to_head` says that its method is HEAD."""
         self.head = None

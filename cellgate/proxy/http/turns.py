@@ -6,6 +6,9 @@ connections that are ready in the same turn: with a few large bodies, or some hu
 than a second of work. So large reads are put aside, their connections are not read meanwhile, and one turn
 of the loop parses only a bounded part of all of them.
 
+The first read of a reply comes before those that go on: a first token with its head is larger than what is
+parsed at once, and would wait for a part of each of hundreds of streams that flow as fast as they can.
+
 If all requests of a burst began in one turn, the first would wait with their connections to units, and their
 first tokens, until the last had begun, and the units would do nothing meanwhile.
 """
@@ -41,13 +44,19 @@ class ReadScheduler:
         self._bytes_per_turn = bytes_per_turn
         self._waiting: OrderedDict[str, dict[PendingRead, None]] = OrderedDict()
         self._next: dict[PendingRead, str] = {}
+        self._firsts: dict[PendingRead, None] = {}
         # Of this turn, and of those before it that have left something: a turn is not worth a callback.
         self._left = bytes_per_turn
         self._is_due = False
 
-    def join(self, late: PendingRead) -> None:
-        """Have the read of a connection parsed: now, as far as this turn allows, and in turns to come."""
-        self._add(late, "")
+    def join(self, late: PendingRead, *, is_first: bool = False) -> None:
+        """Have the read of a connection parsed: now, as far as this turn allows, and in turns to come.
+        `is_first`: one part of it comes before others.
+        """
+        if is_first:
+            self._firsts[late] = None
+        else:
+            self._add(late, "")
         if not self._is_due:
             self._carry_on()
 
@@ -83,17 +92,26 @@ class ReadScheduler:
         # Connections that are added meanwhile wait for their turn.
         self._is_due = True
         try:
-            while self._waiting and self._left > 0:
-                payer, own = self._waiting.popitem(last=False)
-                late = next(iter(own))
-                del own[late]
-                if own:
-                    self._waiting[payer] = own
+            while self._left > 0 and (self._firsts or self._waiting):
+                payer, late = self._pop()
                 cost, has_more = late.resume_parsing(PART_BYTES)
                 self._left -= cost
                 if has_more:
                     self._add(late, payer)
         finally:
-            self._is_due = self._left <= 0 or bool(self._waiting) or bool(self._next)
+            self._is_due = self._left <= 0 or bool(self._firsts or self._waiting or self._next)
             if self._is_due:
                 self._soon(self._next_turn)
+
+    def _pop(self) -> tuple[str, PendingRead]:
+        """Whose turn it is, and its payer. Half of each turn is for reads that are not the first."""
+        if self._firsts and (2 * self._left > self._bytes_per_turn or not self._waiting):
+            late = next(iter(self._firsts))
+            del self._firsts[late]
+            return "", late
+        payer, own = self._waiting.popitem(last=False)
+        late = next(iter(own))
+        del own[late]
+        if own:
+            self._waiting[payer] = own
+        return payer, late

@@ -282,7 +282,8 @@ class UnitConnection(asyncio.Protocol):
         if not self._late:
             self._late_at = 0
         self._late += data
-        self._pool.read_scheduler.join(self)
+        is_first = self.reply.is_before_body and len(self._late) <= PART_BYTES
+        self._pool.read_scheduler.join(self, is_first=is_first)
         if self._late:
             self._update_reading()
 

@@ -295,6 +295,26 @@ def test_a_small_read_waits_for_nobody() -> None:
     assert neighbour.body() == TOKENS[0] + unusual
 
 
+def test_the_first_read_of_a_reply_comes_before_streams_that_go_on_which_have_half_of_each_turn() -> None:
+    """A first token with its head is more than a small read, and waited for a part of each stream."""
+    street = Street()
+    for rig in street.rigs:
+        rig.feed([FLOOD])
+    first = SSE_HEAD + chunk(TOKENS[0] * 100)
+    assert LIMITS.small_reply_bytes < len(first)
+    begun_late = [Rig(read_scheduler=street.read_scheduler) for _ in range(100)]
+    for rig in begun_late:
+        rig.feed([first])
+    turns = 0
+    while any(not rig.body() for rig in begun_late):
+        late, waiting = street.late(), sum(not rig.body() for rig in begun_late)
+        street.turn()
+        turns += 1
+        assert late - street.late() >= PART_BYTES, "the others go on as well"
+        assert sum(not rig.body() for rig in begun_late) < waiting
+    assert turns <= 2 + 2 * 100 * (len(first) + PIECE_BYTES) // LIMITS.reply_bytes_per_turn
+
+
 def begun() -> Rig:
     """A stream of which a part of a large read has yet to be parsed."""
     rig = Rig()
