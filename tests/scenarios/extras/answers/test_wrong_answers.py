@@ -76,11 +76,9 @@ async def test_answers_that_all_agree_are_not_compared_again_and_a_new_one_is(st
         return group_of(state, question)
 
     check._group = counted
-    await asyncio.sleep(3 * EVERY_S)
-    assert set(compared) == set(stage.engines)
+    await asyncio.sleep(6 * EVERY_S)
+    assert len(compared) == 1, "the first answer of all"
     compared.clear()
-    await asyncio.sleep(3 * EVERY_S)
-    assert compared == []
     assert all(check.counts[name]["same"] >= 4 for name in stage.engines)
     stage.engines["c"].behaviour = OTHERS
     await stage.until(lambda: stage.verdict("c") is Verdict.DOWN, FOUND_S)
