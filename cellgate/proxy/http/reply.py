@@ -178,7 +178,8 @@ class ReplyReader:
     @property
     def is_before_body(self) -> bool:
         """Whether nothing of its body was parsed yet."""
-        return not self.begun or self._parser is None or self._overhead > 0
+        is_head_alone = self._parser is None and not self.clean
+        return not self.begun or is_head_alone or self._overhead > 0
 
     def expect(self, *, to_head: bool) -> None:
         """A request is sent: what comes is its reply. `to_head` says that its method is HEAD."""

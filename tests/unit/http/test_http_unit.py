@@ -315,6 +315,19 @@ def test_the_first_read_of_a_reply_comes_before_streams_that_go_on_which_have_ha
     assert turns <= 2 + 2 * 100 * (len(first) + PIECE_BYTES) // LIMITS.reply_bytes_per_turn
 
 
+def test_a_stream_of_whole_chunks_has_its_first_read_once() -> None:
+    reader = ReplyReader()
+    reader.expect(to_head=False)
+    assert reader.is_before_body
+    assert reader.feed(SSE_HEAD) == []
+    assert reader.is_before_body, "its head came alone"
+    for _ in range(2):
+        assert reader.feed(chunk(TOKENS[0])) == [TOKENS[0]]
+        assert not reader.is_before_body
+    reader.expect(to_head=False)
+    assert reader.is_before_body
+
+
 def begun() -> Rig:
     """A stream of which a part of a large read has yet to be parsed."""
     rig = Rig()
