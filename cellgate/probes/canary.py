@@ -615,6 +615,7 @@ def _is_excused(
         is_beside = is_alone or (is_hung and moved)
         is_chance = context.is_late_by_chance(late, is_young=_says_little(context), is_beside=is_beside)
     # A unit that has restarted meanwhile may need longer than this timeout.
+    # Timers fire a little early; one that had all its time counts.
     is_borne = context.now() + 2.0 * RESOLUTION_S < _borne_until(context)
     others = not is_alone and (moved or is_explained or is_borne)
     return is_chance or others
