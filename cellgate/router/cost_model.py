@@ -26,7 +26,7 @@ from cellgate.router.cost import (
     terms,
 )
 from cellgate.router.error_share import Errors
-from cellgate.router.learning import FIRST_ANSWER_TOKENS, Rates
+from cellgate.router.learning import FIRST_ANSWER_TOKENS, STEPS_LEAST, Rates
 from cellgate.router.nouns import Ask, Load
 from cellgate.router.prefix import DEFAULT_KV_TOKENS, Computed, KnownPrefixes, PrefixCache, blocks_for
 
@@ -42,8 +42,8 @@ SURE = 16
 MISS = 2.0
 """An ask is given up when its first token is predicted this many times later than its deadline."""
 PREFILL_MOST = 0.5
-STEPS_LEAST = 8
-"""A shorter stream is ignored for step times."""
+PLAIN_SPAN_S = 4.0
+"""Over so long it hardly counts how long the last answer was decoded."""
 
 
 class CostModel:
@@ -63,6 +63,8 @@ class CostModel:
         self.kv_tokens = 0
         self.last_plain: tuple[Attempted, Usage | None, float] | None = None
         """The plain answer that ended last, and when, until something was learnt from it."""
+        self._plain_mark = 0.0, 0
+        """When such a one was sent, and the tokens of all prompts that were computed when it had ended."""
         self.facts = Facts(rates)
         """What the last forecast was made from."""
         self.known_guesses = -1
@@ -252,13 +254,21 @@ class CostModel:
         """A tick has passed: learn from the plain answer that ended last.
 
         When it showed its first token is not known, so this counts only while no stream has shown more. All
-        the time of an answer of one token went before it; of a longer one, as much as was predicted.
+        the time of an answer of one token went before it; of a longer one, as much as was predicted. And all
+        prompts that were sent between two of them were computed until the second one ended.
         """
         if self.last_plain is None:
             return
         attempt, usage, at = self.last_plain
         self.last_plain = None
-        if usage is None or self.rates.followed:
+        if self.rates.followed:
+            return
+        since, before = self._plain_mark
+        if attempt.opened_at > since and at - since >= PLAIN_SPAN_S:
+            computed = self.backlog.computed_tokens
+            self.rates.did(computed - before, at - since)
+            self._plain_mark = attempt.opened_at, computed
+        if usage is None:
             return
         ttft_s, took_s = attempt.job.ttft_s, at - attempt.opened_at
         if usage.answer_tokens > 1:

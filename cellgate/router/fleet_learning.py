@@ -22,6 +22,8 @@ PEERS_S = 1.0
 """How often units take over estimates from their peers."""
 NEW_RATES_S, ROUND_S = 10.0, 240.0
 """The same in a large fleet: where rates of some are new, and where none are."""
+WATCHED_AT_ONCE = 16
+"""Of so many units gaps are counted in one look, first of those that have shown the least."""
 COSTS_AT_ONCE = 64
 """Up to so many units, costs are computed again whenever one comes up. When the units of a larger fleet come
 up together, that would take the loop for seconds: they wait for their turn.
@@ -81,13 +83,16 @@ def _peer(state: UnitState) -> Peer:
 
 
 def _watch(states: Iterable[UnitState]) -> None:
-    """Have units without a measured step learn one from the gaps of streams that have not ended yet: the
-    first answers may take a minute.
+    """Have units of which no stream has ended lately learn steps from those that flow: an answer may take a
+    minute, and a unit that was slow gets few of them. A gap is that between two events, which may bring
+    several tokens.
     """
-    new = (state for state in states if state.leases and not state.costs.rates.steps.seen)
-    for state in islice(new, COSTS_AT_ONCE):
-        if (speed := state.speed()) is not None:
-            state.costs.rates.steps.learn(speed.gap_s, speed.batch)
+    stale = [state for state in states if state.leases and state.costs.rates.steps.is_stale()]
+    stale.sort(key=lambda state: state.costs.rates.steps.seen)
+    for state in stale[:WATCHED_AT_ONCE]:
+        if state.speed() is not None:
+            rates = state.costs.rates
+            rates.steps.watch(state.step_times.mean_gap_s() / rates.event_tokens.value, state.batch)
 
 
 def foresee(watched: Attention, others: Mapping[str, RemoteLoad], now: float) -> None:

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from itertools import accumulate
 from math import exp, inf, log, sqrt
-from operator import sub
+from operator import mul, sub
 from statistics import fmean, median
 from typing import NamedTuple, TypeVar
 
@@ -56,6 +56,8 @@ _SURPLUS = 1.25
 """Over so long so much more than the rate can be no accident of which prompts ended together."""
 _WORK_SHARE = 0.25
 """A prompt whose work is a smaller part of the latency says nothing about a rate: what is left is noise."""
+STEPS_LEAST = 8
+"""A shorter stream is ignored for step times."""
 _MEASURED_TOKENS = 32
 """A shorter prompt says more about the chat template than about bytes per token."""
 
@@ -68,6 +70,8 @@ class Rates:
         self.plain_tokens_s = Estimate(FIRST_PREFILL_TOKENS_S, 1.0, 1e8)
         """The prefill rate as plain answers of one token show it: good for comparing units, and no more."""
         self.bytes_per_token = Estimate(FIRST_BYTES_PER_TOKEN, 0.25, 64.0)
+        self.event_tokens = Estimate(1.0, 0.25, 256.0)
+        """Tokens of an answer in one event of its stream."""
         self.steps = Steps()
         self.latency = Latency()
         self.followed = 0
@@ -90,17 +94,14 @@ class Rates:
         if span_s < 0.0:
             # Two workers have reported in another order.
             return
-        # Whatever took it: the unit can do that.
         self._span_tokens += tokens
         self._span_s += span_s
-        rate = self.prefill_tokens_s
         if self._span_s >= _SPAN_S:
-            tokens_s = self._span_tokens / self._span_s
-            if tokens_s > _SURPLUS * rate.value:
-                rate.learn(tokens_s)
+            self.did(self._span_tokens, self._span_s)
             self._span_tokens, self._span_s = 0, 0.0
         if not had_slot:
             return
+        rate = self.prefill_tokens_s
         if follows:
             self.followed += 1
             self._tokens += tokens
@@ -120,10 +121,20 @@ class Rates:
                 rate.learn(self._alone_tokens / self._alone_s)
                 self._alone_tokens, self._alone_s = 0, 0.0
 
+    def did(self, tokens: int, within_s: float) -> None:
+        """So many uncached tokens were computed within that time, whatever took it: the unit can do that."""
+        if (tokens_s := tokens / within_s) > _SURPLUS * self.prefill_tokens_s.value:
+            self.prefill_tokens_s.learn(tokens_s)
+
     def used(self, prompt_bytes: int, prompt_tokens: int) -> None:
         """Add the `usage` of an answer."""
         if prompt_tokens >= _MEASURED_TOKENS:
             self.bytes_per_token.learn(prompt_bytes / prompt_tokens)
+
+    def streamed(self, events: int, tokens: int) -> None:
+        """A stream has ended that told its tokens."""
+        if events >= STEPS_LEAST:
+            self.event_tokens.learn(tokens / events)
 
     def reset(self) -> None:
         """The unit has restarted: the rates stay as estimates, and the first samples replace them."""
@@ -134,6 +145,7 @@ class Rates:
         self.prefill_tokens_s.reset()
         self.plain_tokens_s.reset()
         self.bytes_per_token.reset()
+        self.event_tokens.reset()
         self.steps.reset()
 
 
@@ -199,6 +211,10 @@ class Estimate:
             value *= (times if _LEAST < times < _MOST else _LEAST if times < 1.0 else _MOST) ** _GAIN
         self.value = self._low if value < self._low else value if value < self._high else self._high
 
+    def doubt(self) -> None:
+        """It has changed: the next samples count more."""
+        self._weight = min(self._weight, _FADED)
+
     def fade(self, keep: float) -> None:
         """Time has passed: old samples count a little less."""
         if self._weight > _FADED:
@@ -212,97 +228,120 @@ class Estimate:
 
 
 class Steps:
-    """How long a decoding step takes: `base_s + per_sequence_s * batch`, by least squares that fade."""
+    """How long a decoding step takes: `base_s * (1 + share * batch)`.
 
-    __slots__ = ("_n", "_usual", "_x", "_xx", "_xy", "_y", "base_s", "per_sequence_s", "seen", "usual_s")
+    The base follows a unit's samples soon. By how large a share one sequence more makes a step longer is seen
+    slowly, by least squares that fade, and is taken to be that of all units of its kind: one that was slow
+    with many and is fast with few would look as if it were slow because of the many.
+    """
+
+    __slots__ = ("_far", "_is_watched", "_looked_at", "_n", "_x", "_xx", "_xy", "_y", "base", "share")
 
     MIN_S, MAX_S = 1e-5, 10.0
     _FADE = 0.97
-    _FLAT = 4.0
-    """Added to the variance of the batch: a slope seen over few different batches is hardly one, and leans to
-    what is usual."""
     _CLIP = 4.0
+    _CHANGED = 3
+    """So many samples in a row that are far off, to the same side, are no accidents."""
+    _FLAT = 400.0
+    """Added to the squares: samples scatter by a fifth, shares by a hundredth, so a slope that was seen over
+    few different batches is hardly one, and leans to what is usual."""
 
     def __init__(self) -> None:
         self._n = self._x = self._y = self._xx = self._xy = 0.0
-        self.seen = 0
-        self._usual = SEQUENCE_SHARE
-        self.base_s, self.per_sequence_s = FIRST_STEP_S, SEQUENCE_SHARE * FIRST_STEP_S
-        self.usual_s = 0.0
-        """As base_s, of units of its kind."""
+        self.base = Estimate(FIRST_STEP_S, self.MIN_S, self.MAX_S)
+        self.share = SEQUENCE_SHARE
+        self._is_watched = False
+        """All that is known comes from streams that flow."""
+        self._looked_at = 0
+        """How many samples there were at the last look."""
+        self._far = 0
+        """So many samples in a row were far above what was expected; below zero: far below."""
+
+    @property
+    def seen(self) -> int:
+        """Samples."""
+        return self.base.seen
 
     @property
     def reckoned(self) -> tuple[float, float]:
         """The values to use, base and slope: see `reckon`."""
-        usual_s, own_s = self.usual_s * (1.0 + self._usual * SPEED_BATCH), self.at(SPEED_BATCH)
-        if self.seen and reckon(own_s, usual_s, self.seen) is usual_s:
-            return self.usual_s, self._usual * self.usual_s
-        return self.base_s, self.per_sequence_s
+        base_s = self.base.reckoned
+        return base_s, self.share * base_s
 
     @property
-    def share(self) -> float:
-        """By how large a share of a step one sequence more makes it longer."""
-        return self.per_sequence_s / self.base_s
+    def own_share(self) -> float:
+        """The share as this unit has shown it."""
+        n = self._n
+        if not n:
+            return self.share
+        mean_x, mean_y = self._x / n, self._y / n
+        usual_slope = self.share * mean_y / (1.0 + self.share * mean_x)
+        spread = max(self._xx - n * mean_x * mean_x, 0.0) + self._FLAT
+        slope = (self._xy - n * mean_x * mean_y + self._FLAT * usual_slope) / spread
+        # A step with more sequences is never shorter, and one with none is not for nothing.
+        slope = min(max(slope, 0.0), 0.9 * mean_y / max(mean_x, 1.0))
+        return slope / max(mean_y - slope * mean_x, self.MIN_S)
 
     def guess(self, base_s: float, share: float = SEQUENCE_SHARE) -> None:
-        """As for an Estimate. How steps grow with the batch is taken over in part even where it was seen."""
-        if not (0.0 < base_s < inf and 0.0 <= share < inf):
-            return
-        self._usual = min(share, 1.0)
-        self.usual_s = self._bounded(base_s)
-        if not self.seen:
-            self.base_s = self._bounded(base_s)
-            self.per_sequence_s = self._usual * self.base_s
+        """As for an Estimate; the share is taken over whatever was seen."""
+        if 0.0 <= share < inf:
+            self.share = min(share, 1.0)
+            self.base.guess(base_s)
 
     def presume(self, times: float) -> None:
         """As for an Estimate, of its speed."""
-        if not (self.seen or self.usual_s):
-            self.base_s = self._bounded(FIRST_STEP_S / times)
-            self.per_sequence_s = SEQUENCE_SHARE * self.base_s
+        self.base.presume(1.0 / times)
 
     def fade(self, keep: float) -> None:
         """As for an Estimate."""
+        self.base.fade(keep)
         if self._n > _FADED:
             self._n, self._x, self._y = self._n * keep, self._x * keep, self._y * keep
             self._xx, self._xy = self._xx * keep, self._xy * keep
 
     def reset(self) -> None:
         """As for an Estimate."""
-        if self.seen and not self.usual_s:
-            self.usual_s = self.base_s
+        self.base.reset()
+        self._is_watched, self._looked_at = False, 0
         self._n = self._x = self._y = self._xx = self._xy = 0.0
-        self.seen = 0
-        self._usual = min(self.share, 1.0)
 
     def at(self, batch: float) -> float:
         """Seconds a step with so many sequences."""
-        return min(self.base_s + self.per_sequence_s * batch, self.MAX_S)
+        return min(self.base.value * (1.0 + self.share * batch), self.MAX_S)
+
+    def is_stale(self) -> bool:
+        """Whether no stream has ended since the last look."""
+        before, self._looked_at = self._looked_at, self.base.seen
+        return before == self._looked_at or self._is_watched
+
+    def watch(self, step_s: float, batch: float) -> None:
+        """Streams that flow show so much. As long as none has ended, only the last look counts."""
+        if is_first := self._is_watched or not self.base.seen:
+            self.reset()
+        self.learn(step_s, batch)
+        self._is_watched, self._looked_at = is_first, self.base.seen
 
     def learn(self, step_s: float, batch: float) -> None:
         """Steps took so long on average while so many sequences were there."""
         if not (0.0 < step_s < inf and 0.0 <= batch < inf):
             return
-        self.seen += 1
-        expected = self.at(batch)
-        factor = max(self._CLIP, exp(_CLIP_FIRST / self.seen))
-        step_s = self._bounded(min(max(step_s, expected / factor), expected * factor))
+        if self._is_watched:
+            self.reset()
         batch = min(batch, 1e6)
+        expected_s = self.at(batch)
+        times = step_s / expected_s
+        far = 1 if times > _MOST else -1 if times < _LEAST else 0
+        self._far = self._far + far if self._far * far > 0 else far
+        if abs(self._far) >= self._CHANGED:
+            self.base.doubt()
+        self.base.learn(step_s / (1.0 + self.share * batch))
         keep = self._FADE
+        step_s = min(max(step_s, expected_s / self._CLIP), expected_s * self._CLIP)
         self._n = self._n * keep + 1.0
         self._x = self._x * keep + batch
         self._y = self._y * keep + step_s
         self._xx = self._xx * keep + batch * batch
         self._xy = self._xy * keep + batch * step_s
-        mean_x, mean_y = self._x / self._n, self._y / self._n
-        variance = max(self._xx / self._n - mean_x * mean_x, 0.0) + self._FLAT
-        covariance = self._xy / self._n - mean_x * mean_y
-        slope = (covariance + self._FLAT * self._usual * self.base_s) / variance
-        # A step with more sequences is never shorter, and one with none is not for nothing.
-        self.per_sequence_s = min(max(slope, 0.0), 0.9 * mean_y / max(mean_x, 1.0))
-        self.base_s = self._bounded(mean_y - self.per_sequence_s * mean_x)
-
-    def _bounded(self, step_s: float) -> float:
-        return min(max(step_s, self.MIN_S), self.MAX_S)
 
 
 # The recent speed of a unit: the gaps between its tokens, how long its prefills and plain answers take.
@@ -316,6 +355,8 @@ GAPS_MS = 4096
 MARK_S = 10.0
 
 _ENOUGH_GAPS = 100
+_SHORT_MS = 256
+"""Mostly all gaps are shorter."""
 _NO_GAPS = [0] * GAPS_MS
 BEYOND_MAX = 4.0
 LARGE_TOKENS = 8192
@@ -378,6 +419,17 @@ class StepTimes:
         gap_ms = next(ms for ms, seen in enumerate(accumulate(counts)) if seen >= rank)
         # A gap is counted by its whole milliseconds; it was up to one longer.
         return (gap_ms + 1) / 1000
+
+    def mean_gap_s(self) -> float:
+        """The mean of the recent gaps, of which there must be some. It is the same whether tokens come one by
+        one or in bursts.
+        """
+        counts: list[int] = list(map(sub, self.gaps_ms, self._before or self._mark or _NO_GAPS))
+        short, total = counts[:_SHORT_MS], sum(counts)
+        total_ms: int = sum(map(mul, short, range(_SHORT_MS)))
+        if sum(short) < total:
+            total_ms += sum(map(mul, counts[_SHORT_MS:], range(_SHORT_MS, GAPS_MS)))
+        return (total_ms / total + 0.5) / 1000.0
 
     def slowest_s(self, unused_since: float | None) -> float:
         """The usual gap that hardly any exceeds; of few, the longest; 0 without any. Without requests, the
@@ -549,7 +601,7 @@ def learning_of_peers(units: Sequence[Peer], elapsed_s: float) -> Iterator[None]
     for some in _some(units):
         for kind, weight, rates in some:
             kinds.setdefault(kind, []).append((max(weight / most, LEARNING_LEAST), rates))
-            for estimate in (rates.prefill_tokens_s, rates.bytes_per_token, rates.steps):
+            for estimate in (rates.prefill_tokens_s, rates.bytes_per_token, rates.event_tokens, rates.steps):
                 estimate.fade(keep)
         yield
     everyone = [unit for kind in kinds.values() for unit in kind]
@@ -612,12 +664,13 @@ def _guess(peers: Sequence[_Fast], *others: Sequence[_Fast]) -> Iterator[None]:
         return None
 
     tokens_s = usual(lambda rates: rates.prefill_tokens_s, lambda rate: rate.value, 1)
-    base_s = usual(lambda rates: rates.steps, lambda steps: steps.base_s, -1)
+    base_s = usual(lambda rates: rates.steps, lambda steps: steps.base.value, -1)
     yield
     plain_tokens_s = usual(lambda rates: rates.plain_tokens_s, lambda rate: rate.value, 1)
-    step_share = usual(lambda rates: rates.steps, lambda steps: steps.share)
+    step_share = usual(lambda rates: rates.steps, lambda steps: steps.own_share)
     yield
     token_bytes = usual(lambda rates: rates.bytes_per_token, lambda size: size.value)
+    event_tokens = usual(lambda rates: rates.event_tokens, lambda size: size.value)
     latency = next(filter(None, map(_usual_latency, groups)), None)
     yield
     for some in _some(peers):
@@ -632,6 +685,8 @@ def _guess(peers: Sequence[_Fast], *others: Sequence[_Fast]) -> Iterator[None]:
                 rates.steps.presume(times)
             if token_bytes is not None:
                 rates.bytes_per_token.guess(token_bytes)
+            if event_tokens is not None:
+                rates.event_tokens.guess(event_tokens)
             if latency is not None:
                 rates.latency.guess(*latency)
         yield

@@ -84,17 +84,19 @@ class Router:
         retry: bool = False,
         must_wait: bool = False,
         loan: int = 0,
+        waited_s: float = 0.0,
     ) -> Ticket | Lease | Refusal:
         """Queue an ask with a body of `size` bytes; `settle` is called once, later. Or why it may not wait.
 
         `moved`: it lost its unit, and is served before all others; `loan`: how far it may go above the
-        limits of units. A lease: it cannot be queued, and a unit has room; never with `must_wait`.
+        limits of units; `waited_s`: so long it has waited before. A lease: it cannot be queued, and a unit
+        has room; never with `must_wait`.
         """
         pool = self.board.pools.of(ask.model)
         if moved:
             ticket = Ticket(ask, pool, tried, now, now + MOVED_S, on_result, retry)
             return ticket if self.queue.add_moved(ticket) else Refusal.FULL
-        expires_at = min(now + self.queue.rules.max_wait_s, ask.deadline_at)
+        expires_at = min(now + self.queue.rules.max_wait_s - waited_s, ask.deadline_at)
         ticket = Ticket(ask, pool, tried, now, expires_at, on_result, retry, loan)
         tokens_s = self._sure_tokens_s(pool)
         refusal = self.queue.add(ticket, now, tokens=self._uncached(ask), size=size, tokens_s=tokens_s)

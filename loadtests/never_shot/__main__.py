@@ -40,6 +40,8 @@ TIMING = {
 every event: so large, slow clients fill every buffer on the way.
 """
 
+SETTINGS = {"queue": {"max_wait_s": 5.0}}
+"""Its clients call a request hung that shows nothing for 10 s: in the gate it may wait for half of that."""
 QUESTION = Question.between((200, 2500), (8, 64))
 PHASE_S = 20.0
 SLOW = 1.5
@@ -58,7 +60,7 @@ MUST_NOT = (End.CUT_SILENTLY, End.HUNG, End.WRONG, End.BROKEN)
 async def never_shot(minutes: float, only: str | None) -> list[str]:
     """All phases in turn until the time is over; what must not have been."""
     phases = [phase for phase in PHASES if only in (None, phase.name)]
-    with sim_units(("a", "b"), **TIMING) as units, GateProcess(units) as gate:
+    with sim_units(("a", "b"), **TIMING) as units, GateProcess(units, settings=SETTINGS) as gate:
         began, over_at = time.time(), time.monotonic() + 60 * minutes
         problems: list[str] = []
         place = Place(gate, units)

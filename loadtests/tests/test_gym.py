@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
+from functools import partial
+from math import inf
 from pathlib import Path
 from statistics import fmean, median
 
@@ -11,14 +14,14 @@ import pytest
 from cellgate.proxy.request.prompt import block_hashes, read_prompt
 from cellgate.router.cost_model import BLOCK_BYTES
 from loadtests.gym.__main__ import main
-from loadtests.gym.cells import AGAIN, EVENTS, GATE, Cell, Outcome, play, run
+from loadtests.gym.cells import AGAIN, EVENTS, GATE, Cell, Outcome, play, rate_of, run
 from loadtests.gym.counting import Counting
 from loadtests.gym.figures import row
-from loadtests.gym.fleets import FLEETS, UNEQUAL
+from loadtests.gym.fleets import FLEETS, SLOW, UNEQUAL
 from loadtests.gym.gate import ask_of, make_gates
 from loadtests.gym.loads import LOADS, missing
 from loadtests.gym.loads_traces import Mooncake
-from loadtests.gym.nouns import Call, Request
+from loadtests.gym.nouns import Call, Change, Fleet, Request
 from loadtests.gym.plan import FOR_EVENTS, UNEVEN, cells
 from loadtests.gym.prompts import Text
 from loadtests.gym.world import World
@@ -187,6 +190,46 @@ def test_weights_that_are_wrong_are_believed_for_a_moment_only(load: str, at: fl
     mean_s = [fmean(c.ended_at - c.came_at for c in one.calls) for one in (run, even)]
     assert mean_s[0] < 0.95 * mean_s[1]
     assert max(run.per_unit) < 1.35 * min(run.per_unit)
+
+
+class SlowAtFirst(World):
+    """The unit that comes back is five times as slow for SLOW_S seconds: it compiles, or its disk is cold."""
+
+    back_at = fast_at = inf
+
+    def __init__(self, fleet: Fleet) -> None:
+        super().__init__(fleet)
+        self.sent: list[tuple[float, int]] = []
+
+    def send(self, call: Call, unit: int, prompt_from: int | None = None) -> None:
+        self.sent.append((self.now, unit))
+        super().send(call, unit, prompt_from)
+
+    def _change(self, change: Change, now: float) -> None:
+        super()._change(change, now)
+        if change.is_up:
+            self.back_at, self.fast_at = now, now + SLOW_S
+            self.engines[change.unit].model = replace(SLOW, base_s=0.04, per_sequence_s=0.0006)
+            self.at(self.fast_at, partial(self._warm, change.unit))
+
+    def _warm(self, unit: int, now: float) -> None:
+        self.engines[unit].advance(now)
+        self.engines[unit].model = self.fleet.places[unit].model
+
+
+SLOW_S, SOON_S = 30.0, 30.0
+
+
+@pytest.mark.parametrize("load", ["chat", "decode_heavy"])
+def test_a_unit_that_is_slow_at_first_gets_its_share_soon_after(load: str) -> None:
+    """One request at a time showed its speed so slowly that it stood idle for five minutes."""
+    world, rate = SlowAtFirst(FLEETS["dies"]), rate_of(Cell(load, "equal", 0.5))
+    made = LOADS[load].make(random.Random(1), rate, int(240.0 * rate))
+    world.run(made, [*make_gates(world, 1)])
+    slow = [unit for at, unit in world.sent if world.back_at + 10.0 < at < world.fast_at]
+    soon = [unit for at, unit in world.sent if world.fast_at + SOON_S < at < world.fast_at + SOON_S + 30.0]
+    assert slow.count(2) < 0.1 * len(slow), "it is avoided while it is slow"
+    assert soon.count(2) > 0.2 * len(soon), f"{soon.count(2)} of {len(soon)}"
 
 
 def test_the_command_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:

@@ -209,6 +209,7 @@ class LocalDispatcher:
             # Containment then decides which request may get which unit.
             must_wait=request.must_wait or self._containment.watchful,
             loan=request.loan,
+            waited_s=request.waited_s,
         )
         if isinstance(place, Lease | Refusal):
             return place
@@ -276,8 +277,12 @@ class LocalDispatcher:
             # Some engines put several tokens into an event.
             tokens = usage.answer_tokens
             costs.used(ask, job, usage)
+            if is_stream:
+                costs.rates.streamed(events, tokens)
             if costs.known is not None:
                 costs.computed(ask, usage, opened_at, lease.first_at)
+        elif is_stream:
+            tokens = int(events * costs.rates.event_tokens.value)
         if is_stream or usage is not None:
             self._board.answer_lengths.learn(ask.model, tokens)
         if not is_stream:

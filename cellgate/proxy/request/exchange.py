@@ -55,6 +55,7 @@ class Selection:
         "_observers",
         "_pending",
         "_size",
+        "_waited_s",
         "ask",
         "avoid",
         "charge",
@@ -74,6 +75,7 @@ class Selection:
         self._size = size
         self._moved = self._draws = False
         self._pending: Pending | None = None
+        self._waited_s = 0.0
         self.ask = _NO_ASK
         self.avoid: tuple[str, ...] = ()
         self.charge: Charge | None = None
@@ -200,10 +202,12 @@ class Selection:
 
     def _end_wait(self, at: float | None = None) -> None:
         pending, self._pending = self._pending, None
-        if pending is None or not self._observers or (since := pending.queued_at) is None:
+        if pending is None or (since := pending.queued_at) is None:
             return
+        until = at or self._gate.now()
+        self._waited_s += until - since
         for observer in self._observers:
-            observer.waited(since, at or self._gate.now())
+            observer.waited(since, until)
 
     def _request(self, tried: tuple[str, ...], moved: bool) -> PickRequest:
         # In the order of its fields: with their names it takes twice as long.
@@ -219,6 +223,7 @@ class Selection:
             self.explain_since,
             self.charge,
             self._loan,
+            self._waited_s,
         )
         return _new(PickRequest, fields)
 

@@ -87,6 +87,8 @@ class PickRequest(NamedTuple):
     """What the limits of its key are charged with, before anything else is done for it; None: nothing."""
     loan: int = 0
     """How far above the limits of units it may go (see router/pick.py)."""
+    waited_s: float = 0.0
+    """How long it has waited in the queue before its last unit."""
 
 
 NOT_QUEUED = Failure(FailureKind.FULL, "the queue takes no request back")

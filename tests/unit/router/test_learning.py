@@ -65,7 +65,7 @@ def test_a_step_is_always_positive_and_never_shorter_with_more_sequences(
     for step_s, sequences in samples:
         steps.learn(step_s, sequences)
         assert Steps.MIN_S <= steps.at(batch) <= steps.at(batch + 1.0) <= Steps.MAX_S
-        assert steps.per_sequence_s >= 0.0
+        assert 0.0 <= steps.own_share < float("inf")
 
 
 @law
@@ -118,18 +118,60 @@ def test_who_may_have_waited_for_a_seat_tells_only_the_least_that_a_unit_can_do(
 
 
 def test_steps_are_learnt_with_their_batch() -> None:
-    rng, steps, even = random.Random(1), Steps(), Steps()
-    for _ in range(300):
+    rng, seen, even = random.Random(1), Rates(), Rates()
+    for number in range(300):
         batch = rng.uniform(1, 60)
-        steps.learn((0.008 + 0.00012 * batch) * rng.lognormvariate(0.0, 0.1), batch)
-        even.learn(0.02, 8.0)
-    assert steps.at(0) == pytest.approx(0.008, rel=0.15)
-    assert steps.at(60) == pytest.approx(0.0152, rel=0.15)
+        seen.steps.learn((0.008 + 0.00012 * batch) * rng.lognormvariate(0.0, 0.1), batch)
+        even.steps.learn(0.02, 8.0)
+        if number % 10 == 0:
+            learn_of_peers([Peer("seen", 1.0, seen), Peer("even", 1.0, even)], 1.0)
+    assert seen.steps.at(0) == pytest.approx(0.008, rel=0.15)
+    assert seen.steps.at(60) == pytest.approx(0.0152, rel=0.15)
     # A batch that never changes says nothing of the slope: what is usual stands in.
-    assert even.at(8.0) == pytest.approx(0.02)
-    assert even.share == pytest.approx(SEQUENCE_SHARE, rel=0.2)
-    even.learn(60.0, 8.0)
-    assert even.at(8.0) < 0.024, "one frozen stream hardly moves it"
+    assert even.steps.at(8.0) == pytest.approx(0.02)
+    assert even.steps.share == pytest.approx(SEQUENCE_SHARE, rel=0.2)
+    even.steps.learn(60.0, 8.0)
+    assert even.steps.at(8.0) < 0.024, "one frozen stream hardly moves it"
+
+
+def test_a_unit_that_was_slow_with_many_and_is_fast_with_few_is_as_fast_as_its_peers() -> None:
+    """It looks as if many made it slow. What gets one request at a time would never show that they do not."""
+    units = [measured(1.0, 300) for _ in range(4)]
+    was_slow = units[0].steps
+    for _ in range(30):
+        was_slow.learn(5.0 * STEP_S, 12.0)
+    assert step_s(units[0]) > 4.0 * STEP_S
+    samples = 0
+    while step_s(units[0]) > 1.3 * STEP_S:
+        was_slow.learn(STEP_S * (1.0 + SEQUENCE_SHARE) / (1.0 + 8.0 * SEQUENCE_SHARE), 1.0)
+        learnt(*((1.0, rates) for rates in units))
+        samples += 1
+    assert samples <= 15, samples
+
+
+def test_streams_that_flow_count_until_one_has_ended_and_again_where_none_ends() -> None:
+    steps = Steps()
+    for step_s in (0.08, 0.02):
+        assert steps.is_stale()
+        steps.watch(step_s, 0.0)
+        assert steps.at(0.0) == pytest.approx(step_s), "only the last look counts"
+    steps.learn(0.01, 0.0)
+    assert steps.at(0.0) == pytest.approx(0.01), "streams that end say it better"
+    assert not steps.is_stale()
+    for _ in range(20):
+        assert steps.is_stale()
+        steps.watch(0.03, 0.0)
+    assert steps.at(0.0) == pytest.approx(0.03, rel=0.1)
+
+
+@pytest.mark.parametrize("at_once", [1, 4, 8])
+def test_a_gap_is_as_long_on_average_whether_tokens_come_one_by_one_or_in_bursts(at_once: int) -> None:
+    times = StepTimes()
+    times.gaps_ms[20 * at_once] += 800 // at_once
+    times.gaps_ms[0] += 800 - 800 // at_once
+    assert times.mean_gap_s() == pytest.approx(0.02, rel=0.05)
+    times.gaps_ms[2000] += 8
+    assert times.mean_gap_s() == pytest.approx(0.04, rel=0.05)
 
 
 def test_bytes_per_token_are_learnt_from_usage() -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from cellgate.proxy.control.explain import dry_run
 from cellgate.router.adapters import EVICT_SHARE, LOAD_S, Adapters
+from cellgate.router.backlog import Concurrency
 from cellgate.router.board import Board
 from cellgate.router.cost import AGAINST_PEERS, Expected, Slots
 from cellgate.router.cost_model import SURE, Usage
@@ -22,7 +23,7 @@ from cellgate.router.nouns import Ask, Cell, Load, Models, Refusal, Rules, Unit
 from cellgate.router.pick import Bounds, Router, find_candidates
 from cellgate.router.queue import ANY, FairRules, Pools, Ticket
 from cellgate.router.sampling import LOOK_AT_ALL, RENEWED_S, SAMPLE, SHARE, Sampler
-from cellgate.router.unit_state import Lease
+from cellgate.router.unit_state import Lease, UnitState
 from tests.unit.router.fleets import board_up, picked, router_over
 
 NOW = 100.0
@@ -170,10 +171,10 @@ def test_answers_are_as_long_as_those_of_their_model_and_no_longer_than_allowed(
 def slow(router: Router, name: str, tokens_s: float, step_s: float) -> None:
     """All units are measured, and this one is slower than what was guessed of all."""
     for state in router.board:
-        state.costs.rates.prefill_tokens_s.seen = state.costs.rates.steps.seen = 10
+        state.costs.rates.prefill_tokens_s.seen = state.costs.rates.steps.base.seen = 10
     rates = router.board.units[name].costs.rates
     rates.prefill_tokens_s.value = tokens_s
-    rates.steps.base_s = step_s
+    rates.steps.base.value = step_s
     router.board.update_costs(NOW)
 
 
@@ -287,19 +288,36 @@ def test_equal_units_of_whatever_weight_get_equal_shares_once_they_were_measured
 
 def test_steps_are_learnt_from_gaps_before_the_first_answers_end() -> None:
     router = unknown(unit("a", weight=4.0), unit("b"))
-    a, b = router.board.units.values()
-    for name in ("a", "b"):
-        lease = router.board.open(name, Ask("m", True, 100, prompt_bytes=400), NOW, retry=False)
+    a, b = flowing(router)
+    assert a.costs.rates.steps.seen == b.costs.rates.steps.seen == 1
+    assert a.costs.cost_terms.step_s == b.costs.cost_terms.step_s
+    a.costs.streamed(100, 1.0, Concurrency(1.0))
+    assert a.costs.rates.steps.at(1.0) == pytest.approx(0.01), "streams that end say it better"
+
+
+def test_events_of_several_tokens_are_not_taken_for_tokens_once_one_stream_has_told_its_usage() -> None:
+    """One of two equal units seemed eight times slower: its streams were the longer ones."""
+    router = unknown(unit("a"), unit("b"))
+    a, b = flowing(router)
+    a.costs.streamed(800, 800 * 0.0195 / 8, Concurrency(1.0))
+    a.costs.rates.streamed(100, 800)
+    router.board.tick(NOW + 3.0)
+    router.board.tick(NOW + 4.5)
+    assert b.costs.rates.steps.at(1.0) == pytest.approx(0.0195 / 8, rel=0.05)
+    assert a.costs.cost_terms.step_s == pytest.approx(b.costs.cost_terms.step_s, rel=0.01)
+
+
+def flowing(router: Router) -> list[UnitState]:
+    """The units, each with a stream that flows, an event in 19.5 ms."""
+    for state in router.board:
+        lease = router.board.open(state.unit.name, Ask("m", True, 100, prompt_bytes=400), NOW, retry=False)
         lease.commit(NOW + 0.01)
     router.board.tick(NOW + 0.5)
-    for state in (a, b):
+    for state in router.board:
         state.gaps_ms[19] += 200
         state.batch = 1.0
     router.board.tick(NOW + 1.5)
-    assert a.costs.rates.steps.seen == b.costs.rates.steps.seen == 1
-    assert a.costs.cost_terms.step_s == b.costs.cost_terms.step_s
-    router.board.tick(NOW + 3.0)
-    assert a.costs.rates.steps.seen == 1, "streams that end say it better"
+    return list(router.board)
 
 
 def plain_answers(router: Router, name: str, took_s: float, tokens: int, count: int = 30) -> None:
@@ -403,6 +421,17 @@ def test_what_waits_for_one_model_keeps_nobody_waiting_for_another() -> None:
     router = router_of(unit("a"), unit("b", max_in_flight=1), rules=FairRules(limit=0))
     assert isinstance(router.wait(Ask("m"), NOW, frozenset(), print), Lease)
     assert isinstance(router.wait(Ask("m"), NOW, frozenset(), print, must_wait=True), Refusal)
+
+
+def test_what_a_unit_has_refused_as_full_waits_no_longer_in_all_than_any_other() -> None:
+    router = router_of(unit("a", max_in_flight=1), rules=FairRules(max_wait_s=60.0))
+    pick(router, Ask("m"))
+    first = router.wait(Ask("m"), NOW, frozenset(), print)
+    again = router.wait(Ask("m"), NOW + 50.0, frozenset(), print, must_wait=True, waited_s=45.0)
+    assert isinstance(first, Ticket)
+    assert isinstance(again, Ticket)
+    assert first.expires_at == NOW + 60.0
+    assert again.expires_at == NOW + 65.0
 
 
 def test_pools_are_units_that_serve_models_in_common() -> None:
