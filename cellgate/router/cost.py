@@ -56,6 +56,8 @@ NEW_EVICT_SHARE = 0.5
 recent writes are those of the unit's peers, less if there were fewer. Without it, a unit that holds a common
 prefix gets all conversations, and other caches stay unused.
 """
+WRITTEN_MOST = 2.0
+"""But no more than of so many times the writes of its peers: after a quiet time nobody has written much."""
 REPORT_HALF_LIFE_S = 2.0
 """At this age a report counts half, and the median of the unit's peers the other half."""
 COST_UNKNOWN_S, REPORT_FRESH_S = 0.02, 4.0
@@ -220,7 +222,7 @@ def usual_of(units: Sequence[Facts]) -> Usual:
     reports = [facts.report for facts in units if facts.report is not None]
     fresh = [report for report in reports if report.age_s <= REPORT_HALF_LIFE_S]
     is_sized = all(facts.kv_tokens for facts in units)
-    written = sum(facts.written_tokens / (facts.kv_tokens if is_sized else 1) for facts in units)
+    written = sum(written_part(facts, is_sized=is_sized) for facts in units)
     return Usual(_usual(fresh or reports or [_IDLE]), is_sized, written / max(len(units), 1))
 
 
@@ -228,7 +230,7 @@ def cost_terms(units: Sequence[Facts], usual: Usual | None = None) -> list[CostT
     """The forecasts of units that stand in for each other; `usual`: of their fleet, if it has more."""
     usual = usual or usual_of(units)
     others = _waiting_tokens(usual.report)
-    return [_terms_of(facts, usual.report, others, _written(facts, usual)) for facts in units]
+    return [_terms_of(facts, usual.report, others, evict_share(facts, usual)) for facts in units]
 
 
 def terms(
@@ -314,14 +316,20 @@ def _usual(reports: Sequence[OtherLoad]) -> OtherLoad:
     )
 
 
-def _written(facts: Facts, usual: Usual) -> float:
-    """Recent writes into a prefix cache relative to its size, as a multiple of the mean."""
+def written_part(facts: Facts, *, is_sized: bool) -> float:
+    """Recent writes into a prefix cache, as a part of it if sizes are known."""
+    return facts.written_tokens / (facts.kv_tokens or 1) if is_sized else facts.written_tokens
+
+
+def evict_share(facts: Facts, usual: Usual) -> float:
+    """By what share a token that is new to a prefix cache is dearer."""
     if usual.written <= 0.0:
         return 0.0
-    return facts.written_tokens / (facts.kv_tokens or 1 if usual.is_sized else 1) / usual.written
+    times = written_part(facts, is_sized=usual.is_sized) / usual.written
+    return NEW_EVICT_SHARE * min(times, WRITTEN_MOST)
 
 
-def _terms_of(facts: Facts, usual: OtherLoad, others: float, written: float) -> CostTerms:
+def _terms_of(facts: Facts, usual: OtherLoad, others: float, evicts: float) -> CostTerms:
     """`others` are the tokens that wait at a usual unit."""
     rates, own, trust, belief = facts.rates, facts.report or usual, 0.0, 0.0
     if facts.report is not None:
@@ -341,7 +349,7 @@ def _terms_of(facts: Facts, usual: OtherLoad, others: float, written: float) -> 
         foreign_batch=_blend(trust, own.waiting + own.running, usual.waiting + usual.running),
         kv_tokens=facts.kv_tokens,
         kv_reported=_blend(trust, own.kv_use, usual.kv_use) * facts.kv_tokens,
-        evict_share=NEW_EVICT_SHARE * written,
+        evict_share=evicts,
         error_s=min(COST_ERROR_S * errors / max(1.0 - errors, 1e-9), COST_ERROR_MAX_S),
         unknown_s=COST_UNKNOWN_S * (1.0 - belief),
         far_s=facts.far_s,

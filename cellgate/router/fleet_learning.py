@@ -11,8 +11,8 @@ from itertools import islice
 from math import inf
 
 from cellgate.router.attention import USUAL_S, Attention
-from cellgate.router.cost import cost_terms, usual_of
-from cellgate.router.cost_model import ALL_BLOCKS, RemoteLoad, expected_s
+from cellgate.router.cost import NEW_EVICT_SHARE, Usual, cost_terms, evict_share, usual_of, written_part
+from cellgate.router.cost_model import ALL_BLOCKS, CostModel, RemoteLoad, expected_s
 from cellgate.router.error_share import ALSO_OF_OTHERS_S, Errors, compare_errors
 from cellgate.router.learning import Peer, learn_of_peers, learning_of_peers
 from cellgate.router.outliers import Speed, compare, fade
@@ -24,6 +24,7 @@ NEW_RATES_S, ROUND_S = 10.0, 240.0
 """The same in a large fleet: where rates of some are new, and where none are."""
 WATCHED_AT_ONCE = 16
 """Of so many units gaps are counted in one look, first of those that have shown the least."""
+MISJUDGED = NEW_EVICT_SHARE / 2.0
 COSTS_AT_ONCE = 64
 """Up to so many units, costs are computed again whenever one comes up. When the units of a larger fleet come
 up together, that would take the loop for seconds: they wait for their turn.
@@ -102,15 +103,28 @@ def foresee(watched: Attention, others: Mapping[str, RemoteLoad], now: float) ->
     due = watched.due if watched.usual is not None or not watched.is_large else list(units)
     others_s = _others_s(watched.units, others, now) if others else {}
     _compare_errors(watched.units, now)
+    is_sized, more = watched.usual is not None and watched.usual.is_sized, 0.0
     for state in due:
+        more -= written_part(state.costs.facts, is_sized=is_sized)
         there, other_s = others.get(state.unit.name), others_s.get(state.unit.name, 0.0)
         state.costs.size(state.load, ALL_BLOCKS // max(len(units), 1))
         state.costs.learn_facts(state.load, there, other_s, state.far_s, now)
-    if is_due:
+        more += written_part(state.costs.facts, is_sized=is_sized)
+    if is_due or watched.usual is None:
         watched.usual, watched.usual_at = usual_of([state.costs.facts for state in units]), now
+        if watched.is_large:
+            due = [*due, *(state for state in units if _is_misjudged(state.costs, watched.usual))]
+    else:
+        # After a quiet time what all write grows a thousand times within seconds.
+        watched.usual = watched.usual._replace(written=max(watched.usual.written + more / len(units), 0.0))
     facts = [state.costs.facts for state in due]
     for state, one in zip(due, cost_terms(facts, watched.usual), strict=True):
         state.costs.set_terms(one)
+
+
+def _is_misjudged(costs: CostModel, usual: Usual) -> bool:
+    """Whether others write more or less than when the cost of writing here was computed."""
+    return abs(evict_share(costs.facts, usual) - costs.cost_terms.evict_share) > MISJUDGED
 
 
 def _compare_errors(states: Iterable[UnitState], now: float) -> None:

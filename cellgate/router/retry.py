@@ -65,13 +65,14 @@ END, FREE = Step(again=False), Step(again=True)
 
 
 class Attempts(NamedTuple):
-    """The history of one request: units tried, how many of the attempts drew on the budget, and how often it
-    has waited again or gone back to its unit.
+    """The history of one request: units tried, how many of the attempts drew on the budget, how often it has
+    waited again or gone back to its unit, and for how many seconds it has waited in the queue.
     """
 
     tried: tuple[str, ...] = ()
     paid: int = 0
     returned: int = 0
+    waited_s: float = 0.0
 
     def after(self, unit: str, step: Step = FREE) -> Attempts:
         """The history once the attempt on `unit` has failed, and `step` follows."""

@@ -55,7 +55,6 @@ class Selection:
         "_observers",
         "_pending",
         "_size",
-        "_waited_s",
         "ask",
         "avoid",
         "charge",
@@ -75,7 +74,6 @@ class Selection:
         self._size = size
         self._moved = self._draws = False
         self._pending: Pending | None = None
-        self._waited_s = 0.0
         self.ask = _NO_ASK
         self.avoid: tuple[str, ...] = ()
         self.charge: Charge | None = None
@@ -164,7 +162,9 @@ class Selection:
 
     def waits_again(self, waiter: Waiter) -> bool:
         """Whether a request that its unit has refused as full waits in the queue again."""
-        request = self._request(self.history.tried, self._moved)._replace(must_wait=True)
+        history = self.history
+        request = self._request(history.tried, self._moved)
+        request = request._replace(must_wait=True, waited_s=history.waited_s)
         found = self._gate.dispatcher.acquire(request, waiter)
         if isinstance(found, Lease | Failure):
             return False
@@ -205,7 +205,7 @@ class Selection:
         if pending is None or (since := pending.queued_at) is None:
             return
         until = at or self._gate.now()
-        self._waited_s += until - since
+        self.history = self.history._replace(waited_s=self.history.waited_s + until - since)
         for observer in self._observers:
             observer.waited(since, until)
 
@@ -223,7 +223,7 @@ class Selection:
             self.explain_since,
             self.charge,
             self._loan,
-            self._waited_s,
+            0.0,
         )
         return _new(PickRequest, fields)
 

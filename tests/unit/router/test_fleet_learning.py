@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from math import ceil
+from statistics import fmean
 from types import SimpleNamespace
 from typing import cast
 
 import pytest
 
+from cellgate.router.cost import NEW_EVICT_SHARE, WRITTEN_MOST
 from cellgate.router.fleet_learning import COMPARED_AT_ONCE, comparing_speeds
+from cellgate.router.nouns import Ask, Unit
 from cellgate.router.outliers import STREAK, Outlier, Speed
 from cellgate.router.unit_state import UnitState
+from tests.unit.router.fleets import board_up, picked, router_over
 
 
 class Working:
@@ -35,3 +39,22 @@ def test_the_slow_one_of_any_number_of_units_is_found_and_no_other(units: int) -
         assert len(steps) == ceil(2 * units / COMPARED_AT_ONCE)
     assert [id(state) for state in changed] == [id(fleet[units // 2])]
     assert [state.outlier.degraded > 0.0 for state in fleet].count(True) == 1
+
+
+@pytest.mark.parametrize("units", [40, 100, 300])
+def test_what_writing_into_a_prefix_cache_costs_is_known_at_once_after_a_quiet_time(units: int) -> None:
+    """What is usual had been looked at in the quiet: for 30 s a unit that was given anything was avoided."""
+    board = board_up(*(Unit(f"u{number}", "a", f"http://u{number}") for number in range(units)))
+    router = router_over(board)
+    for tick in range(60):
+        now, leases = 3.0 + 0.25 * tick, []
+        for number in range(units // 2 if tick > 20 else 1):
+            ask = Ask("m", True, 500, prompt_bytes=2000, blocks=(tick * units + number, 1, 2, 3))
+            leases.append(picked(router, ask, now))
+            leases[-1].commit(now)
+        board.tick(now + 0.2)
+        for lease in leases:
+            board.close(lease, now + 0.2)
+    shares = [state.costs.cost_terms.evict_share for state in board]
+    assert fmean(shares) == pytest.approx(NEW_EVICT_SHARE, rel=0.5)
+    assert max(shares) <= WRITTEN_MOST * NEW_EVICT_SHARE
