@@ -13,6 +13,7 @@ from typing import NamedTuple, Protocol
 
 from cellgate.router.backlog import Backlog, Concurrency, CostInputs, Job, Prefilled, QueuedWork
 from cellgate.router.cost import (
+    NEW_EVICT_SHARE,
     Cost,
     CostTerms,
     Expected,
@@ -21,7 +22,9 @@ from cellgate.router.cost import (
     OtherLoad,
     Slots,
     Terms,
+    Usual,
     cost_terms,
+    evict_share,
     price,
     terms,
 )
@@ -41,6 +44,10 @@ SURE = 16
 """After this many prompts that were computed right after another, the prefill rate counts as measured."""
 MISS = 2.0
 """An ask is given up when its first token is predicted this many times later than its deadline."""
+MISJUDGED = 1.25
+MISJUDGED_S = 0.05
+"""A forecast that is wrong by so many times, or seconds, is made anew."""
+RATES = 4
 PREFILL_MOST = 0.5
 PLAIN_SPAN_S = 4.0
 """Over so long it hardly counts how long the last answer was decoded."""
@@ -86,6 +93,16 @@ class CostModel:
         self.cost_terms: CostTerms = one
         self._price: FixedCost = price(one, self.rates, is_sure=self.is_sure())
         self.backlog.cost_inputs = None
+
+    def is_misjudged(self, usual: Usual) -> bool:
+        """Whether more is known than when the forecast was made."""
+        own, rates = self.cost_terms, self.rates
+        return (
+            not 1.0 / MISJUDGED < rates.prefill_tokens_s.reckoned / own.tokens_s < MISJUDGED
+            or not 1.0 / MISJUDGED < rates.steps.reckoned[0] / own.step_s < MISJUDGED
+            or abs(rates.latency.reckoned_s(own.tokens_s) - own.latency_s) > MISJUDGED_S
+            or abs(evict_share(self.facts, usual) - own.evict_share) > (MISJUDGED - 1.0) * NEW_EVICT_SHARE
+        )
 
     def cost_inputs(self) -> CostInputs:
         """What an ask costs here with the work that is there, until that changes, or a tick passes."""
@@ -162,7 +179,7 @@ class CostModel:
             seen += 1
         if rates.latency.seen:
             seen += 1
-        return 4 - seen - (1 if rates.bytes_per_token.seen else 0)
+        return RATES - seen - (1 if rates.bytes_per_token.seen else 0)
 
     def backlog_s(self, now: float) -> float:
         """Seconds of this gate's prompts that the unit has to compute; 0 until its rate was measured."""

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import chain, islice
 from math import inf
 
 from cellgate.router.attention import USUAL_S, Attention
-from cellgate.router.cost import NEW_EVICT_SHARE, Usual, cost_terms, evict_share, usual_of, written_part
-from cellgate.router.cost_model import ALL_BLOCKS, CostModel, RemoteLoad, expected_s
+from cellgate.router.cost import cost_terms, usual_of, written_part
+from cellgate.router.cost_model import ALL_BLOCKS, RATES, RemoteLoad, expected_s
 from cellgate.router.error_share import ALSO_OF_OTHERS_S, Errors, compare_errors
 from cellgate.router.learning import Peer, learn_of_peers, learning_of_peers
 from cellgate.router.outliers import Speed, compare, fade
@@ -20,11 +20,10 @@ from cellgate.router.unit_state import UnitState
 
 PEERS_S = 1.0
 """How often units take over estimates from their peers."""
-NEW_RATES_S, ROUND_S = 10.0, 240.0
-"""The same in a large fleet: where rates of some are new, and where none are."""
+NEW_RATES_S, ROUND_S, PRICED_S = 10.0, 240.0, 120.0
+"""The same in a large fleet: where rates of some are new, where none are; and how often all are priced."""
 WATCHED_AT_ONCE = 16
 """Of so many units gaps are counted in one look, first of those that have shown the least."""
-MISJUDGED = NEW_EVICT_SHARE / 2.0
 COSTS_AT_ONCE = 64
 """Up to so many units, costs are computed again whenever one comes up. When the units of a larger fleet come
 up together, that would take the loop for seconds: they wait for their turn.
@@ -35,13 +34,16 @@ class Learning:
     """Has units take over estimates from peers, once in PEERS_S seconds; and at once when another rate of a
     unit was measured at all: beside that, the guesses for the others may be ten times off, and the rest of a
     burst would go to this one. In a large fleet rates that were measured for the first time are looked for
-    every NEW_RATES_S seconds, and otherwise units learn as often as they take turns, some on each tick.
+    every NEW_RATES_S seconds, and at once where no unit had measured them; otherwise units learn as often as
+    they take turns, some on each tick. Then those at rest, too, are priced by what they have learnt.
     """
 
     def __init__(self) -> None:
-        self._at = self._look_at = -inf
+        self._at = self._look_at = self._priced_at = -inf
         self._guesses = 0
-        """How many rates of units were never measured, the last time."""
+        """How many rates of units were never measured, the last time; in a large fleet: of the unit that has
+        measured the most.
+        """
         self._going_on: Iterator[None] | None = None
         """In a large fleet: what is left of it."""
 
@@ -63,9 +65,10 @@ class Learning:
             if next(self._going_on, self) is self:
                 self._going_on = None
             return
-        if now < self._look_at:
+        guesses = min([state.costs.guesses() for state in watched.due], default=RATES)
+        if now < self._look_at and guesses >= self._guesses:
             return
-        self._look_at = now + NEW_RATES_S
+        self._look_at, self._guesses = now + NEW_RATES_S, min(guesses, self._guesses or RATES)
         _watch(watched.units)
         new = [state.costs for state in watched.units if state.costs.guesses() != state.costs.known_guesses]
         for costs in new:
@@ -76,7 +79,9 @@ class Learning:
             if is_first:
                 learn_of_peers(peers, elapsed_s)
             else:
-                self._going_on = learning_of_peers(peers, elapsed_s)
+                self._going_on = chain(learning_of_peers(peers, elapsed_s), _pricing(watched))
+        elif now - self._priced_at >= PRICED_S:
+            self._priced_at, self._going_on = now, _pricing(watched)
 
 
 def _peer(state: UnitState) -> Peer:
@@ -112,8 +117,6 @@ def foresee(watched: Attention, others: Mapping[str, RemoteLoad], now: float) ->
         more += written_part(state.costs.facts, is_sized=is_sized)
     if is_due or watched.usual is None:
         watched.usual, watched.usual_at = usual_of([state.costs.facts for state in units]), now
-        if watched.is_large:
-            due = [*due, *(state for state in units if _is_misjudged(state.costs, watched.usual))]
     else:
         # After a quiet time what all write grows a thousand times within seconds.
         watched.usual = watched.usual._replace(written=max(watched.usual.written + more / len(units), 0.0))
@@ -122,9 +125,17 @@ def foresee(watched: Attention, others: Mapping[str, RemoteLoad], now: float) ->
         state.costs.set_terms(one)
 
 
-def _is_misjudged(costs: CostModel, usual: Usual) -> bool:
-    """Whether others write more or less than when the cost of writing here was computed."""
-    return abs(evict_share(costs.facts, usual) - costs.cost_terms.evict_share) > MISJUDGED
+def _pricing(watched: Attention) -> Iterator[None]:
+    """Price the units of a large fleet anew that know better than when they were priced, some at a time: who
+    is at rest, and seems dear, would not be looked at.
+    """
+    states = list(watched.fleet.values())
+    for at in range(0, len(states), COSTS_AT_ONCE):
+        if (usual := watched.usual) is not None:
+            some = [each.costs for each in states[at : at + COSTS_AT_ONCE] if each.costs.is_misjudged(usual)]
+            for costs, one in zip(some, cost_terms([costs.facts for costs in some], usual), strict=True):
+                costs.set_terms(one)
+        yield
 
 
 def _compare_errors(states: Iterable[UnitState], now: float) -> None:

@@ -58,3 +58,21 @@ def test_what_writing_into_a_prefix_cache_costs_is_known_at_once_after_a_quiet_t
     shares = [state.costs.cost_terms.evict_share for state in board]
     assert fmean(shares) == pytest.approx(NEW_EVICT_SHARE, rel=0.5)
     assert max(shares) <= WRITTEN_MOST * NEW_EVICT_SHARE
+
+
+@pytest.mark.parametrize("units", [100, 300])
+def test_what_the_first_units_of_a_large_fleet_show_is_soon_the_price_of_those_at_rest(units: int) -> None:
+    """Those that had been given nothing seemed three times as slow, and got nothing for four minutes."""
+    board = board_up(*(Unit(f"u{number}", "a", f"http://u{number}") for number in range(units)))
+    for tick in range(4):
+        board.tick(3.0 + 0.25 * tick)
+    lease = picked(router_over(board), Ask("m", True, 500, prompt_bytes=2000), 4.0)
+    for _ in range(30):
+        lease.unit_state.costs.rates.prefilled(4096, 4096 / 44_000.0)
+        lease.unit_state.costs.rates.steps.learn(0.005, 1.0)
+    ticks = 0
+    while min(state.costs.cost_terms.tokens_s for state in board) < 30_000.0:
+        ticks += 1
+        board.tick(4.0 + 0.25 * ticks)
+    assert ticks <= 8 + units // 16
+    assert {round(state.costs.cost_terms.step_s, 4) for state in board} == {0.005}
