@@ -278,8 +278,8 @@ def long_answers(rng: Random) -> dict[str, Any]:
 
 
 def test_a_unit_1_5_times_as_slow_is_degraded_within_a_minute_and_never_suspected() -> None:
-    """Whom each of the few requests goes to is by chance: how much less it gets is the median of worlds. By its
-    speed it would be 0.67; it was 0.73 in the first three.
+    """Whom each of the few requests goes to is by chance: how much less it gets is the median of worlds. By
+    its speed it would be 0.67; it was 0.73 in the first three.
     """
     assert median(_share_of_a_degraded_one(seed) for seed in range(10)) < 0.7
 
