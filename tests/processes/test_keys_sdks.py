@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
@@ -149,7 +150,12 @@ def test_they_raise_what_they_have_for_it_and_wait_when_they_are_told(
     told = other.end()
     assert told["error"] == ("APIError" if told["status"] is None else "APIStatusError")
     assert told["pieces"] > 0
-    assert other.ask(GOOD) == ("AuthenticationError", 401)
+    asked = [other.ask(GOOD)]
+    while asked[-1] == (None, None) and len(asked) < 50:
+        # Another worker reads the file within a second, too.
+        time.sleep(0.1)
+        asked.append(other.ask(GOOD))
+    assert asked[-1] == ("AuthenticationError", 401)
     assert eventually(lambda: sum(unit["in_flight"] for unit in gate.units().values()) == 0)
     assert 'cellgate_tenant_tokens_total{kind="completion",model="",tenant="team"}' in metrics(gate)
-    assert eventually(lambda: (tmp_path / "usage.jsonl").read_text().count('"key":"good"') == 2)
+    assert eventually(lambda: (tmp_path / "usage.jsonl").read_text().count('"key":"good"') == 1 + len(asked))
