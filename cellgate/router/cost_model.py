@@ -48,6 +48,7 @@ MISJUDGED = 1.25
 MISJUDGED_S = 0.05
 """A forecast that is wrong by so many times, or seconds, is made anew."""
 RATES = 4
+"""So many rates of a unit can be guesses."""
 PREFILL_MOST = 0.5
 PLAIN_SPAN_S = 4.0
 """Over so long it hardly counts how long the last answer was decoded."""

@@ -41,9 +41,9 @@ class Learning:
     def __init__(self) -> None:
         self._at = self._look_at = self._priced_at = -inf
         self._guesses = 0
-        """How many rates of units were never measured, the last time; in a large fleet: of the unit that has
-        measured the most.
-        """
+        """How many rates of units were never measured, the last time."""
+        self._fewest = RATES
+        """In a large fleet: of the unit that has measured the most."""
         self._going_on: Iterator[None] | None = None
         """In a large fleet: what is left of it."""
 
@@ -65,10 +65,10 @@ class Learning:
             if next(self._going_on, self) is self:
                 self._going_on = None
             return
-        guesses = min([state.costs.guesses() for state in watched.due], default=RATES)
-        if now < self._look_at and guesses >= self._guesses:
+        fewest = min([state.costs.guesses() for state in watched.due], default=RATES)
+        if now < self._look_at and fewest >= self._fewest:
             return
-        self._look_at, self._guesses = now + NEW_RATES_S, min(guesses, self._guesses or RATES)
+        self._look_at, self._fewest = now + NEW_RATES_S, min(fewest, self._fewest)
         _watch(watched.units)
         new = [state.costs for state in watched.units if state.costs.guesses() != state.costs.known_guesses]
         for costs in new:

@@ -171,10 +171,8 @@ def demand_of(served: Iterable[AnsweredRequest], states: Sequence[UnitState], no
     stretch = 1.0 + sum(state.foreign for state in states) / own if own else 1.0
     arrivals = [_arrival(each, rate, stretch) for each in recent]
     steps = [state.costs.rates.steps for state in some]
-    base_s, more_s = (
-        _mean(each.at(0.0) for each in steps),
-        _mean(each.at(1.0) - each.at(0.0) for each in steps),
-    )
+    base_s = _mean(each.base.value for each in steps)
+    more_s = _mean(each.share * each.base.value for each in steps)
     streams = [each.wait_s for each in recent if each.is_stream]
     return Demand(
         arrivals,

@@ -291,6 +291,8 @@ def test_steps_are_learnt_from_gaps_before_the_first_answers_end() -> None:
     a, b = flowing(router)
     assert a.costs.rates.steps.seen == b.costs.rates.steps.seen == 1
     assert a.costs.cost_terms.step_s == b.costs.cost_terms.step_s
+    router.board.tick(NOW + 3.0)
+    assert a.costs.rates.steps.seen == 1, "only the last look counts"
     a.costs.streamed(100, 1.0, Concurrency(1.0))
     assert a.costs.rates.steps.at(1.0) == pytest.approx(0.01), "streams that end say it better"
 
